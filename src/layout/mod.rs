@@ -1,0 +1,3 @@
+//! Which expert may be read from which drive. Pure: no clock, no files; seeds are arguments.
+
+pub mod plan;

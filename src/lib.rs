@@ -1,0 +1,20 @@
+//! argodrive: where the experts of a mixture-of-experts model lie on your drives, what the drives really did, and
+//! whether the setting you think you are testing really fired.
+//!
+//! See `ARCHITECTURE.md` for the map. Modules are listed bottom up; each may use only those above it in this list.
+
+pub mod ids;
+
+pub mod clock;
+
+pub mod sys;
+
+pub mod source;
+
+pub mod model;
+
+pub mod store;
+
+pub mod layout;
+
+pub mod trace;

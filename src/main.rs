@@ -1,0 +1,3 @@
+//! The binary: parse, call, print, exit code. Everything else is in the library.
+
+fn main() {}

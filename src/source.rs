@@ -1,0 +1,139 @@
+//! The decoder's only view of storage: ask for a layer's experts, take them in arrival order.
+//!
+//! Nothing here knows what a drive, a file or a plan is. `InMemory` (store) and `ExpertReader` (reader) implement
+//! [`ExpertSource`]; the decoder holds a `&mut dyn ExpertSource` and never learns which.
+
+use crate::ids::{ExpertId, LayerId};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// What a forward pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Rows of a prompt.
+    Prefill,
+    /// One row that extends the text.
+    Decode,
+    /// Proposed rows being checked.
+    Verify,
+}
+
+/// One forward pass, as storage sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepInfo {
+    /// Counts forward passes of a session from 0.
+    pub step: u64,
+    /// What the pass is for.
+    pub phase: Phase,
+    /// Position of the pass's first row in the text.
+    pub pos: u64,
+    /// Rows in the pass.
+    pub rows: u32,
+}
+
+/// Why experts could not be delivered. The message names expert, drive, file and offset where they are known.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A read failed and no other copy could replace it.
+    #[error("{0}")]
+    Read(String),
+    /// The caller asked for something the source does not hold.
+    #[error("{0}")]
+    Unknown(String),
+    /// A bounded wait ran out.
+    #[error("{0}")]
+    Timeout(String),
+}
+
+/// Whatever owns the bytes behind a [`Lease`]. `release` is called exactly once for each lease.
+pub trait LeaseOwner: Send + Sync {
+    /// The bytes of slot `slot`, `len` of them.
+    fn bytes(&self, slot: u32, len: usize) -> &[u8];
+    /// The lease on `slot` has ended; the slot may be used again.
+    fn release(&self, slot: u32);
+}
+
+/// One expert's bytes (the six planes of k3-architecture section 3: w1, w2, w3, each packed then scale), on loan.
+/// Dropping it gives the slot back.
+pub struct Lease {
+    expert: ExpertId,
+    slot: u32,
+    start: u32,
+    len: u32,
+    owner: Arc<dyn LeaseOwner>,
+}
+
+impl Lease {
+    /// A lease on `len` bytes from byte `start` of `slot` of `owner`, which hold `expert`.
+    pub fn new(expert: ExpertId, owner: Arc<dyn LeaseOwner>, slot: u32, start: u32, len: u32) -> Self {
+        Self { expert, slot, start, len, owner }
+    }
+
+    /// The expert that these bytes belong to.
+    pub fn expert(&self) -> ExpertId {
+        self.expert
+    }
+
+    /// The expert's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let end = self.start as usize + self.len as usize;
+        &self.owner.bytes(self.slot, end)[self.start as usize..]
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.owner.release(self.slot);
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({}, {} bytes)", self.expert, self.len)
+    }
+}
+
+/// Where experts come from. One barrier is open at a time.
+pub trait ExpertSource: Send {
+    /// Opens a barrier: `experts` (distinct, any order) of `layer` are now demanded.
+    fn open_barrier(&mut self, step: &StepInfo, layer: LayerId, experts: &[ExpertId]) -> Result<(), SourceError>;
+
+    /// The next expert of the open barrier **in arrival order**; `None` when all have been handed over.
+    /// May wait. Leases that are still held keep their slots: a set larger than the buffer budget comes in
+    /// waves, so a caller must drop leases to receive the rest.
+    fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError>;
+
+    /// Ends the open barrier; whatever was not taken is given up.
+    fn close_barrier(&mut self);
+}
+
+/// An open barrier: the wait for all experts that one layer needs in one pass. Closes on drop.
+pub struct Barrier<'a> {
+    source: &'a mut dyn ExpertSource,
+}
+
+impl<'a> Barrier<'a> {
+    /// Opens a barrier on `source`.
+    pub fn open(
+        source: &'a mut dyn ExpertSource,
+        step: &StepInfo,
+        layer: LayerId,
+        experts: &[ExpertId],
+    ) -> Result<Self, SourceError> {
+        source.open_barrier(step, layer, experts)?;
+        Ok(Self { source })
+    }
+
+    /// See [`ExpertSource::next_arrival`].
+    pub fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
+        self.source.next_arrival()
+    }
+}
+
+impl Drop for Barrier<'_> {
+    fn drop(&mut self) {
+        self.source.close_barrier();
+    }
+}
