@@ -7,6 +7,10 @@ pub mod ids;
 
 pub mod clock;
 
+pub mod bound;
+
+pub mod stats;
+
 pub mod sys;
 
 pub mod source;
@@ -15,6 +19,24 @@ pub mod model;
 
 pub mod store;
 
+pub mod drive;
+
+pub mod io;
+
 pub mod layout;
 
+pub mod stage;
+
 pub mod trace;
+
+pub mod reader;
+
+pub mod decode;
+
+pub mod open;
+
+pub mod bench;
+
+pub mod report;
+
+pub mod cli;

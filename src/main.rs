@@ -1,3 +1,5 @@
 //! The binary: parse, call, print, exit code. Everything else is in the library.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    argodrive::cli::main()
+}

@@ -2,5 +2,17 @@
 //! (geometry, trunk table, model id), `trunk.bin` and, as an ordinary drive folder, every expert; so the store
 //! can be drive 1 of a run with no second copy.
 
+mod confirm;
+mod copy;
+pub mod identity;
+pub mod import;
+mod journal;
 pub mod manifest;
+mod manifest_file;
+pub mod memory;
+pub mod synth;
+mod synth_config;
+mod synth_values;
+mod target;
 pub mod trunk;
+pub mod verify;

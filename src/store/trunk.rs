@@ -83,6 +83,21 @@ impl Trunk {
         Some(TensorView { dtype: entry.dtype, shape: &entry.shape, bytes: all.get(start..start + len)? })
     }
 
+    /// Where a tensor lies, for [`Trunk::bytes`]: a handle that needs no look-up by name later.
+    pub fn extent(&self, name: &str) -> Option<Extent> {
+        self.table.get(name).map(|entry| entry.extent)
+    }
+
+    /// The bytes of an extent that [`Trunk::extent`] of this trunk gave; empty for any other that lies outside.
+    pub fn bytes(&self, extent: Extent) -> &[u8] {
+        let all: &[u8] = match &self.bytes {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(vec) => vec,
+        };
+        let end = extent.end().unwrap_or(u64::MAX);
+        all.get(extent.offset as usize..end as usize).unwrap_or(&[])
+    }
+
     /// Bytes of all tensors together.
     pub fn payload_bytes(&self) -> u64 {
         self.table.values().map(|e| e.extent.len).sum()

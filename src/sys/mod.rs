@@ -1,5 +1,11 @@
 //! Everything that is asked of the operating system beyond plain files: durable writes, direct I/O, page-cache
 //! residency, timer slack. All FFI lives here; the words expert and layer do not.
 
+pub mod cache;
+pub mod cachestat;
+pub mod direct;
 pub mod durable;
+pub mod limits;
 pub mod map;
+pub mod space;
+pub mod timer;

@@ -1,10 +1,13 @@
-//! Read events and barrier records: plain data, filled on the hot path, written out after the run.
+//! Read events and barrier records: plain data, filled on the hot path, written out after the run. Field names and
+//! their order are the columns of `reads.csv` and `barriers.csv`.
 
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::source::Phase;
+use serde::{Deserialize, Serialize};
 
 /// What a read was for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// An open barrier waits for it.
     Demand,
@@ -17,7 +20,8 @@ pub enum Purpose {
 }
 
 /// How a read ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReadResult {
     /// All bytes arrived.
     Ok,
@@ -32,7 +36,8 @@ pub enum ReadResult {
 }
 
 /// What a read was worth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Demanded and used.
     Demand,
@@ -46,7 +51,8 @@ pub enum Outcome {
 
 /// One read of (a part of) an expert. Times are nanoseconds of the run's clock; latencies follow fio:
 /// slat = submitted - queued, clat = completed - submitted, lat = both.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ReadEvent {
     /// Forward pass.
     pub step: u64,
@@ -85,7 +91,8 @@ pub struct ReadEvent {
 }
 
 /// Why a barrier's last read was last (DESIGN.md section 5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// It was handed to the drive late.
     QueuedLate,
@@ -106,7 +113,8 @@ pub enum Cause {
 }
 
 /// One barrier: the wait for all experts of one layer in one pass.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BarrierRecord {
     /// Counts barriers of a run from 0.
     pub barrier: u64,

@@ -2,3 +2,4 @@
 //! form. Knows nothing of plans or models.
 
 pub mod events;
+pub mod log;

@@ -1,0 +1,158 @@
+//! Run records: what was asked, what was seen, on which machine; written atomically, one folder per experiment
+//! (DESIGN.md section 5). Data and paths only; `run` and `ladder` fill them.
+
+use super::environment::Environment;
+use crate::decode::generate::Rates;
+use crate::sys::durable::write_atomic;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Version of record files that this program writes.
+pub const RECORD_VERSION: u32 = 1;
+
+/// A record could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The results folder or a file in it.
+    #[error("results: {}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The record itself.
+    #[error("results: {}: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// One drive's part in a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DriveRecord {
+    /// Name from drives.toml.
+    pub name: String,
+    /// Reads it served.
+    pub reads: u64,
+    /// Expert bytes it delivered.
+    pub payload_bytes: u64,
+    /// Bytes asked of it, rounded up to its alignment.
+    pub read_bytes: u64,
+    /// Barriers whose last read it served.
+    pub landed_last: u64,
+    /// Reads of copies that are not the primary.
+    pub replica_reads: u64,
+    /// Median completion latency (clat) in nanoseconds.
+    pub clat_p50_ns: u64,
+    /// 99th percentile of clat in nanoseconds.
+    pub clat_p99_ns: u64,
+    /// Whether its pace is emulated.
+    pub emulated: bool,
+}
+
+/// One measured run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunRecord {
+    /// Format version.
+    pub version: u32,
+    /// What this run was called.
+    pub arm: String,
+    /// The model.
+    pub model_id: String,
+    /// Hash of the plan, paths left out.
+    pub plan_hash: String,
+    /// When it started, UTC.
+    pub started: String,
+    /// Its speed.
+    pub rates: Rates,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// Hash of the generated ids.
+    pub token_hash: String,
+    /// Share of decode wall time in which compute waited for experts.
+    pub io_wait_share: f64,
+    /// Mean wait per barrier while decoding, in nanoseconds.
+    pub barrier_mean_ns: u64,
+    /// Per drive.
+    pub drives: Vec<DriveRecord>,
+    /// Whether any drive's pace was emulated: then no figure here is a speed of the hardware.
+    pub emulated: bool,
+    /// Why the run does not count, if it does not.
+    pub rejected: Vec<String>,
+    /// The machine.
+    pub environment: Environment,
+}
+
+/// Hash of a token sequence, for comparing runs.
+pub fn token_hash(ids: &[u32]) -> String {
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&bytes))
+}
+
+/// Now in UTC, to the second.
+pub fn utc_now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+/// Makes `<root>/<experiment>/<utc>-<rev>` (with a counter when it exists), so that a bad path fails before anything
+/// is measured.
+pub fn new_folder(root: &Path, experiment: &str) -> Result<PathBuf, RecordError> {
+    let stamp = utc_now().replace([':', '-'], "");
+    let base = root.join(experiment);
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| RecordError::Io { path, source }
+    };
+    std::fs::create_dir_all(&base).map_err(io(&base))?;
+    for attempt in 0..1000 {
+        let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
+        let folder = base.join(format!("{stamp}-{}{suffix}", super::environment::revision()));
+        match std::fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            Err(source) => return Err(RecordError::Io { path: folder, source }),
+        }
+    }
+    Err(RecordError::Format { path: base, reason: "a thousand runs in one second; clean the folder up".into() })
+}
+
+/// Writes any record as indented JSON.
+pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), RecordError> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| RecordError::Format { path: path.to_path_buf(), reason: e.to_string() })?;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|source| RecordError::Io { path: folder.to_path_buf(), source })?;
+    }
+    write_atomic(path, (text + "\n").as_bytes()).map_err(|source| RecordError::Io { path: path.to_path_buf(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_never_collide_and_bad_paths_fail_early() {
+        let dir = tempfile::tempdir().unwrap();
+        let a = new_folder(dir.path(), "ladder").unwrap();
+        let b = new_folder(dir.path(), "ladder").unwrap();
+        assert_ne!(a, b);
+        let file = dir.path().join("plain");
+        std::fs::write(&file, "x").unwrap();
+        let e = new_folder(&file, "ladder").unwrap_err().to_string();
+        assert!(e.contains("plain"), "{e}");
+    }
+
+    #[test]
+    fn token_hash_depends_on_order() {
+        assert_ne!(token_hash(&[1, 2]), token_hash(&[2, 1]));
+    }
+}

@@ -1,0 +1,215 @@
+//! `argodrive ladder`: real decode on 1, 2, ... N drives.
+
+use super::run_args::{ModelArgs, PromptSource, ReaderArgs, SamplerArgs, interrupt_flag, warn_shared};
+use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark};
+use crate::bench::ladder::{LadderEvent, LadderRecord, LadderSpec, climb};
+use crate::bench::record;
+use crate::decode::generate::Request;
+use crate::drive::spec::{self, DriveSpec};
+use crate::open::Model;
+use crate::report::Figure;
+use crate::report::ladder::{LadderFigure, RungPoint};
+use crate::report::table::{Align, Table};
+use crate::report::units;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+/// Measure real decode on 1, 2, ... N drives
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The store
+    #[arg(long)]
+    store: PathBuf,
+    /// The drives, as `[[drive]]` tables
+    #[arg(long)]
+    drives: PathBuf,
+    /// The layout policy, planned again for every rung
+    #[arg(long)]
+    policy: PathBuf,
+    #[command(flatten)]
+    prompt: PromptSource,
+    /// Recognise special tokens in the prompt
+    #[arg(long)]
+    special: bool,
+    /// Tokens to generate in each run
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_new: usize,
+    /// Order in which rungs add drives, by name; without it: emulated drives by rate, others as listed
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    order: Vec<String>,
+    /// Counted runs per rung; an even number cancels drift
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    repetitions: usize,
+    /// Folder that gets the records
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    out: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampler: SamplerArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    reader: ReaderArgs,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let sampler = args.sampler.options()?;
+    let drives = in_order(spec::load(&args.drives)?, &args.order)?;
+    warn_shared(&drives)?;
+    let (policy, inputs) = plan_command::read_policy(&args.policy)?;
+    let model = Model::load(&args.store, args.model.isa())?;
+    if !model.has_experts() {
+        bail!("{}: a dense model reads no experts; there is no ladder to climb", args.store.display());
+    }
+    let prompt = model.tokenizer.encode(&args.prompt.text()?, args.special)?;
+    let folder = record::new_folder(&args.out, "ladder")?;
+    let interrupted = interrupt_flag()?;
+    let options = args.reader.options();
+    let spec = LadderSpec {
+        drives: &drives,
+        policy: &policy,
+        inputs: &inputs,
+        request: Request {
+            prompt: &prompt,
+            max_new: args.max_new,
+            stop: &model.stop_ids,
+            piece_rows: args.model.prefill_rows,
+        },
+        sampler,
+        reader: &options,
+        repetitions: args.repetitions,
+        folder: &folder,
+    };
+    let ladder = climb_and_draw(&model, &spec, &|| interrupted.load(Ordering::SeqCst), &model.manifest.name)?;
+    if args.json {
+        let mut value = serde_json::to_value(&ladder)?;
+        if let Some(object) = value.as_object_mut() {
+            object.insert("folder".into(), folder.display().to_string().into());
+        }
+        print_json(&value)?;
+    } else {
+        show(&ladder, &folder)?;
+    }
+    Ok(if ladder.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REJECTED) })
+}
+
+/// The drives in the order in which rungs add them.
+fn in_order(mut drives: Vec<DriveSpec>, order: &[String]) -> Result<Vec<DriveSpec>> {
+    if order.is_empty() {
+        if drives.iter().all(|d| d.emulate.is_some()) {
+            drives.sort_by_key(|d| std::cmp::Reverse(d.emulate.map_or(0, |e| e.rate_bytes_per_s)));
+        }
+        return Ok(drives);
+    }
+    let mut out: Vec<DriveSpec> = Vec::with_capacity(order.len());
+    for name in order {
+        if out.iter().any(|d| d.name == *name) {
+            bail!("--order names drive `{name}` twice");
+        }
+        match drives.iter().find(|d| d.name == *name) {
+            Some(drive) => out.push(drive.clone()),
+            None => {
+                let known: Vec<&str> = drives.iter().map(|d| d.name.as_str()).collect();
+                bail!("--order: there is no drive `{name}`; there are {}", known.join(", "));
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Climbs with progress on stderr, and writes the figure beside the records.
+pub(super) fn climb_and_draw(
+    model: &Model,
+    spec: &LadderSpec<'_>,
+    interrupted: &dyn Fn() -> bool,
+    name: &str,
+) -> Result<LadderRecord> {
+    let bar = ByteBar::new("staging");
+    let ladder = climb(model, spec, interrupted, &mut |event| match event {
+        LadderEvent::Staging { progress, .. } => bar.show(progress),
+        LadderEvent::RunStarts { index, total, drives, warm_up } => {
+            bar.finish();
+            let what = if warm_up { ", warm-up" } else { "" };
+            super::status(&format!("run {} of {total}: {drives} drives{what}", index + 1));
+        }
+        LadderEvent::RunEnded(record) => {
+            if let Some(reason) = record.rejected.first() {
+                super::status("");
+                remark(&format!("{} rejected and repeated: {reason}", record.arm));
+            }
+        }
+    })?;
+    super::status("");
+    if ladder.rungs.is_empty() {
+        return Ok(ladder);
+    }
+    figure(&ladder, name).write(&spec.folder.join("ladder")).context("the ladder's figure")?;
+    Ok(ladder)
+}
+
+/// The ladder as a figure.
+fn figure(ladder: &LadderRecord, name: &str) -> LadderFigure {
+    let first = ladder.rungs.first().map_or(0.0, |r| r.rates.decode_tok_s);
+    let point = |r: &crate::bench::ladder::Rung| RungPoint {
+        label: r.drives.last().cloned().unwrap_or_default(),
+        drives: r.drives.len() as u32,
+        tok_s_median: r.rates.decode_tok_s,
+        tok_s_low: r.decode_tok_s_range.0,
+        tok_s_high: r.decode_tok_s_range.1,
+        io_wait_share: r.io_wait_share.clamp(0.0, 1.0),
+        ideal_tok_s: Some(first * r.drives.len() as f64),
+    };
+    let runs = ladder.rungs.iter().map(|r| r.runs).max().unwrap_or(0);
+    LadderFigure {
+        title: "Decode speed by number of drives".into(),
+        subtitle: format!("{name}, {} layout", ladder.policy),
+        emulated: ladder.emulated,
+        rungs: ladder.rungs.iter().map(point).collect(),
+        note: format!(
+            "Medians of {runs} interleaved runs per rung; decode tok/s = (generated - 1) / (last - first token time). Tokens identical on every rung."
+        ),
+    }
+}
+
+/// The table, and where everything is.
+pub(super) fn show(ladder: &LadderRecord, folder: &Path) -> Result<()> {
+    let mut table = Table::new([
+        ("drives", Align::Right),
+        ("decode tok/s", Align::Right),
+        ("min-max", Align::Right),
+        ("gain", Align::Right),
+        ("of top", Align::Right),
+        ("I/O wait", Align::Right),
+        ("barrier", Align::Right),
+        ("first token", Align::Right),
+    ]);
+    for r in &ladder.rungs {
+        table.row([
+            r.drives.len().to_string(),
+            units::tokens_per_s(r.rates.decode_tok_s),
+            format!("{}-{}", units::tokens_per_s(r.decode_tok_s_range.0), units::tokens_per_s(r.decode_tok_s_range.1)),
+            format!("{:.2}x", r.gain),
+            units::percent(r.share_of_top),
+            units::percent(r.io_wait_share),
+            units::duration(r.barrier_mean_ns),
+            units::duration((r.rates.ttft_s * 1e9) as u64),
+        ]);
+    }
+    print(table.render(WIDTH).trim_end())?;
+    let label = if ladder.emulated { "EMULATED drives: these are not speeds of this machine's hardware. " } else { "" };
+    let tokens = if ladder.rejected.is_empty() { "; tokens identical on every rung" } else { "" };
+    print(&format!("{label}Layout {}{tokens}.", ladder.policy))?;
+    for reason in &ladder.rejected {
+        print(&format!("REJECTED: {reason}"))?;
+    }
+    print(&format!("record  {}", folder.join("ladder.json").display()))?;
+    if ladder.rungs.is_empty() {
+        return Ok(());
+    }
+    print(&format!("figure  {}\n        {}", folder.join("ladder.svg").display(), folder.join("ladder.png").display()))
+}

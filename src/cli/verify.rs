@@ -1,0 +1,112 @@
+//! `argodrive verify`: read back everything that a plan or a store says is there, and compare digests.
+
+use super::{ByteBar, plan as plan_command, print, print_json, stage};
+use crate::report::units;
+use crate::store::manifest::{DriveManifest, STORE_FILE, StoreManifest, drive_folder};
+use crate::store::verify::{VerifyReport, verify_drive, verify_trunk};
+use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Read back every expert (and trunk tensor) and compare digests
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A plan, or a store folder
+    target: PathBuf,
+    /// Where the drives are now, if not where the plan says
+    #[arg(long)]
+    drives: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+struct Checked {
+    name: String,
+    folder: PathBuf,
+    report: VerifyReport,
+    /// Planned experts that the drive does not hold.
+    missing: Vec<String>,
+}
+
+/// Runs the command: exit code 1 when something is wrong.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let checked = if args.target.is_dir() {
+        if args.drives.is_some() {
+            bail!("--drives goes with a plan; {} is a folder", args.target.display());
+        }
+        verify_store(&args.target)?
+    } else {
+        verify_plan(&args.target, args.drives.as_deref())?
+    };
+    let sound = checked.iter().all(|c| c.report.faults.is_empty() && c.missing.is_empty());
+    if args.json {
+        let rows: Vec<_> = checked
+            .iter()
+            .map(|c| {
+                let faults: Vec<String> = c.report.faults.iter().map(ToString::to_string).collect();
+                serde_json::json!({"name": c.name, "folder": c.folder, "checked": c.report.checked,
+                    "bytes": c.report.bytes, "faults": faults, "missing": c.missing})
+            })
+            .collect();
+        print_json(&serde_json::json!({"sound": sound, "drives": rows}))?;
+    } else {
+        for c in &checked {
+            for fault in &c.report.faults {
+                print(&format!("{}: {fault}", c.name))?;
+            }
+            for missing in &c.missing {
+                print(&format!("{}: {missing} is planned but not there; run `argodrive stage`", c.name))?;
+            }
+            print(&format!(
+                "{}: {} checked, {}, {} wrong, {} missing",
+                c.name,
+                c.report.checked,
+                units::bytes(c.report.bytes),
+                c.report.faults.len(),
+                c.missing.len()
+            ))?;
+        }
+    }
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn verify_store(folder: &Path) -> Result<Vec<Checked>> {
+    if !folder.join(STORE_FILE).exists() {
+        bail!("{} is neither a plan nor a store (it has no {STORE_FILE})", folder.display());
+    }
+    let manifest = StoreManifest::open(folder)?;
+    let bar = ByteBar::new("verifying");
+    let trunk = verify_trunk(folder, &manifest, &mut |at| bar.show(at))?;
+    bar.finish();
+    let mut out =
+        vec![Checked { name: "trunk".into(), folder: folder.to_path_buf(), report: trunk, missing: Vec::new() }];
+    if !manifest.moe_layers.is_empty() {
+        out.push(verify_folder("experts", drive_folder(folder, &manifest.model_id), |_| Vec::new())?);
+    }
+    Ok(out)
+}
+
+fn verify_plan(path: &Path, drives: Option<&Path>) -> Result<Vec<Checked>> {
+    let plan = plan_command::read_plan(path)?;
+    let mounts = stage::mounts(&plan, drives)?;
+    (0u8..)
+        .zip(plan.drives.iter().zip(mounts))
+        .map(|(index, (drive, mount))| {
+            verify_folder(&drive.name, drive_folder(&mount, &plan.model_id), |manifest| {
+                plan.on_drive(crate::ids::DriveId(index))
+                    .filter(|&(layer, expert)| manifest.find(layer, expert).is_none())
+                    .map(|(layer, expert)| format!("{layer}-{expert}"))
+                    .collect()
+            })
+        })
+        .collect()
+}
+
+fn verify_folder(name: &str, folder: PathBuf, missing: impl Fn(&DriveManifest) -> Vec<String>) -> Result<Checked> {
+    let manifest = DriveManifest::open(&folder)?;
+    let bar = ByteBar::new("verifying");
+    let report = verify_drive(&folder, &manifest, &mut |at| bar.show(at))?;
+    bar.finish();
+    Ok(Checked { name: name.into(), missing: missing(&manifest), folder, report })
+}

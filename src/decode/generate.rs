@@ -1,0 +1,178 @@
+//! Prompt in, tokens out: feeds a prompt in pieces, then extends the text one token at a time, and keeps the times
+//! from which rates are made (measuring.md section 1). Prints nothing; knows no tokenizer.
+
+use super::error::DecodeError;
+use super::sampler::{Sampler, SamplerError};
+use super::session::{Logits, Session};
+use crate::clock::Clock;
+use crate::source::{ExpertSource, Phase};
+use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
+
+/// Rows of a prompt that are fed in one pass unless told otherwise; bounds the memory of a pass.
+pub const DEFAULT_PIECE_ROWS: usize = 512;
+
+/// Generation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// A pass failed.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// Logits could not be sampled from.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    /// There is nothing to start from.
+    #[error("the prompt is empty; give at least one token of text")]
+    EmptyPrompt,
+}
+
+/// What to generate.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The prompt, at least one token.
+    pub prompt: &'a [u32],
+    /// Most tokens to generate.
+    pub max_new: usize,
+    /// Tokens that end the text (they are part of the output).
+    pub stop: &'a [u32],
+    /// Prompt rows per pass.
+    pub piece_rows: usize,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// A stop token was generated.
+    StopToken,
+    /// `max_new` tokens were generated.
+    MaxNew,
+    /// The caller asked to end.
+    Interrupted,
+}
+
+/// What was generated, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// Generated ids, the stop id included.
+    pub token_ids: Vec<u32>,
+    /// Why it ended.
+    pub stopped: StopReason,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// From start to the end of the last prompt pass.
+    pub prefill_ns: u64,
+    /// From start to the first generated token.
+    pub first_token_ns: u64,
+    /// From start to the last generated token.
+    pub last_token_ns: u64,
+    /// Time that prompt passes waited for experts.
+    pub prefill_stall_ns: u64,
+    /// Time that decode passes waited for experts.
+    pub decode_stall_ns: u64,
+    /// Barriers of the decode passes.
+    pub decode_barriers: u64,
+}
+
+/// Rates as measuring.md section 1 defines them. Denominators are part of the definition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// Seconds from request to first generated token.
+    pub ttft_s: f64,
+    /// Prompt tokens / prefill wall time.
+    pub prefill_tok_s: f64,
+    /// (generated - 1) / (last token time - first token time); 0 with fewer than two tokens.
+    pub decode_tok_s: f64,
+    /// Generated / whole wall time.
+    pub inclusive_tok_s: f64,
+}
+
+impl Generation {
+    /// The rates of this generation.
+    pub fn rates(&self) -> Rates {
+        let per_s = |count: usize, ns: u64| if ns == 0 { 0.0 } else { count as f64 * 1e9 / ns as f64 };
+        Rates {
+            ttft_s: self.first_token_ns as f64 / 1e9,
+            prefill_tok_s: per_s(self.prompt_tokens, self.prefill_ns),
+            decode_tok_s: per_s(self.token_ids.len().saturating_sub(1), self.decode_ns()),
+            inclusive_tok_s: per_s(self.token_ids.len(), self.last_token_ns),
+        }
+    }
+
+    /// Wall time of the decode passes.
+    pub fn decode_ns(&self) -> u64 {
+        self.last_token_ns - self.first_token_ns
+    }
+
+    /// Share of decode wall time in which compute waited for experts.
+    pub fn io_wait_share(&self) -> f64 {
+        if self.decode_ns() == 0 { 0.0 } else { self.decode_stall_ns as f64 / self.decode_ns() as f64 }
+    }
+}
+
+/// Feeds `request.prompt` to `session` and generates. `on_token` sees every token as it is chosen and may end the text.
+/// The last token is not fed back, so a caller that continues must feed it.
+pub fn generate(
+    session: &mut Session,
+    source: &mut dyn ExpertSource,
+    sampler: &mut Sampler,
+    request: Request<'_>,
+    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+) -> Result<Generation, GenerateError> {
+    if request.prompt.is_empty() {
+        return Err(GenerateError::EmptyPrompt);
+    }
+    let clock = Clock::start();
+    let before = session.counters().total;
+    let pieces = request.prompt.chunks(request.piece_rows.max(1));
+    let last_piece = pieces.len() - 1;
+    let mut next = None;
+    for (index, piece) in pieces.enumerate() {
+        let want = if index == last_piece { Logits::Last } else { Logits::None };
+        let position = (session.position() + piece.len()) as u64;
+        let logits = session.forward(piece, Phase::Prefill, source, want, None)?;
+        if index == last_piece && request.max_new > 0 {
+            next = Some(sampler.sample(logits, position)?);
+        }
+    }
+    let prefill_ns = clock.now_ns();
+    let after_prompt = session.counters().total;
+    let mut out = Generation {
+        token_ids: Vec::with_capacity(request.max_new.min(1 << 20)),
+        stopped: StopReason::MaxNew,
+        prompt_tokens: request.prompt.len(),
+        prefill_ns,
+        first_token_ns: prefill_ns,
+        last_token_ns: prefill_ns,
+        prefill_stall_ns: after_prompt.stall_ns - before.stall_ns,
+        decode_stall_ns: 0,
+        decode_barriers: 0,
+    };
+    while let Some(token) = next {
+        out.last_token_ns = clock.now_ns();
+        if out.token_ids.is_empty() {
+            out.first_token_ns = out.last_token_ns;
+        }
+        out.token_ids.push(token);
+        let go_on = on_token(token);
+        if request.stop.contains(&token) {
+            out.stopped = StopReason::StopToken;
+            break;
+        }
+        if go_on.is_break() {
+            out.stopped = StopReason::Interrupted;
+            break;
+        }
+        if out.token_ids.len() >= request.max_new {
+            break;
+        }
+        let position = session.position() as u64 + 1;
+        let logits = session.forward(&[token], Phase::Decode, source, Logits::Last, None)?;
+        next = Some(sampler.sample(logits, position)?);
+    }
+    let end = session.counters().total;
+    out.decode_stall_ns = end.stall_ns - after_prompt.stall_ns;
+    out.decode_barriers = end.barriers - after_prompt.barriers;
+    Ok(out)
+}

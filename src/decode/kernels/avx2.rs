@@ -1,0 +1,428 @@
+//! The kernels for x86-64 with AVX2 and FMA.
+//!
+//! Every dot product is one eight-lane accumulator over ascending groups of eight columns, reduced as
+//! `((0+1)+(2+3)) + ((4+5)+(6+7))`, then the last columns one by one. Tiles only decide how many such products are in
+//! flight at once, so a result does not depend on its tile.
+
+use super::{Data, KdaInputs, MX_GROUP, Matrix, Rows, WIDE_ROWS, scalar};
+use std::arch::x86_64::*;
+
+pub use super::avx2_math::{exp, sigmoid, silu, situ};
+
+/// See [`super::Kernels::matmul`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA; `x` and `y` fit their shapes (checked by the caller).
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
+    let mut o = 0;
+    let one_by_one = x.count == 1 || wide.len() < WIDE_ROWS * m.cols;
+    if let Data::F32(data) = m.data {
+        while o < m.rows {
+            let n = WIDE_ROWS.min(m.rows - o);
+            rows_f32(&data[o * m.cols..], n, m.cols, x, &mut y[o..], y_stride);
+            o += n;
+        }
+    } else if one_by_one {
+        for r in 0..x.count {
+            let (x, y) = (&x.data[r * x.stride..], &mut y[r * y_stride..]);
+            let x = &x[..m.cols];
+            let mut o = 0;
+            while o + 8 <= m.rows {
+                fused::<8>(m, o, x, &mut y[o..]);
+                o += 8;
+            }
+            while o < m.rows {
+                fused::<1>(m, o, x, &mut y[o..]);
+                o += 1;
+            }
+        }
+    } else {
+        while o < m.rows {
+            let n = WIDE_ROWS.min(m.rows - o);
+            for i in 0..n {
+                widen(m, o + i, &mut wide[i * m.cols..(i + 1) * m.cols]);
+            }
+            rows_f32(wide, n, m.cols, x, &mut y[o..], y_stride);
+            o += n;
+        }
+    }
+}
+
+/// `n` (at most four) rows of single-precision weights against all rows of `x`.
+#[target_feature(enable = "avx2,fma")]
+fn rows_f32(w: &[f32], n: usize, cols: usize, x: Rows<'_>, y: &mut [f32], y_stride: usize) {
+    if n == WIDE_ROWS {
+        let mut r = 0;
+        while r + 3 <= x.count {
+            tile_f32::<4, 3>(w, cols, &x.data[r * x.stride..], x.stride, &mut y[r * y_stride..], y_stride);
+            r += 3;
+        }
+        while r < x.count {
+            tile_f32::<4, 1>(w, cols, &x.data[r * x.stride..], x.stride, &mut y[r * y_stride..], y_stride);
+            r += 1;
+        }
+    } else {
+        for i in 0..n {
+            for r in 0..x.count {
+                let row = &x.data[r * x.stride..];
+                tile_f32::<1, 1>(&w[i * cols..], cols, row, x.stride, &mut y[r * y_stride + i..], y_stride);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn tile_f32<const O: usize, const R: usize>(
+    w: &[f32],
+    cols: usize,
+    x: &[f32],
+    x_stride: usize,
+    y: &mut [f32],
+    y_stride: usize,
+) {
+    assert!(w.len() >= O * cols && x.len() >= (R - 1) * x_stride + cols);
+    let mut acc = [[_mm256_setzero_ps(); R]; O];
+    let whole = cols / 8 * 8;
+    let (wp, xp) = (w.as_ptr(), x.as_ptr());
+    let mut c = 0;
+    while c < whole {
+        let mut xs = [_mm256_setzero_ps(); R];
+        for (r, v) in xs.iter_mut().enumerate() {
+            // SAFETY: c + 8 <= cols, and row r of x has cols values from r * x_stride on (asserted above).
+            *v = unsafe { _mm256_loadu_ps(xp.add(r * x_stride + c)) };
+        }
+        for (o, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: c + 8 <= cols, and w has O rows of cols values (asserted above).
+            let wv = unsafe { _mm256_loadu_ps(wp.add(o * cols + c)) };
+            for (acc, &xv) in acc.iter_mut().zip(&xs) {
+                *acc = _mm256_fmadd_ps(wv, xv, *acc);
+            }
+        }
+        c += 8;
+    }
+    for r in 0..R {
+        let mut sums = [_mm256_setzero_ps(); O];
+        for o in 0..O {
+            sums[o] = acc[o][r];
+        }
+        let mut out = reduce(sums);
+        for (o, sum) in out.iter_mut().enumerate() {
+            for c in whole..cols {
+                *sum = w[o * cols + c].mul_add(x[r * x_stride + c], *sum);
+            }
+        }
+        y[r * y_stride..r * y_stride + O].copy_from_slice(&out);
+    }
+}
+
+/// Sums the lanes of each accumulator.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn reduce<const O: usize>(acc: [__m256; O]) -> [f32; O] {
+    let mut out = [0.0; O];
+    let zero = _mm256_setzero_ps();
+    let mut o = 0;
+    while o < O {
+        let at = |i: usize| if o + i < O { acc[o + i] } else { zero };
+        let pairs = (_mm256_hadd_ps(at(0), at(1)), _mm256_hadd_ps(at(2), at(3)));
+        let quads = _mm256_hadd_ps(pairs.0, pairs.1);
+        let sums = _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps::<1>(quads));
+        let mut four = [0.0f32; 4];
+        // SAFETY: `four` holds four values.
+        unsafe { _mm_storeu_ps(four.as_mut_ptr(), sums) };
+        let n = 4.min(O - o);
+        out[o..o + n].copy_from_slice(&four[..n]);
+        o += 4;
+    }
+    out
+}
+
+/// `O` rows of stored weights from row `first` against one row of activations, widened in registers.
+#[target_feature(enable = "avx2,fma")]
+fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32], y: &mut [f32]) {
+    let cols = m.cols;
+    assert!(first + O <= m.rows && x.len() >= cols);
+    let mut acc = [_mm256_setzero_ps(); O];
+    let whole = cols / 8 * 8;
+    match m.data {
+        // Single precision never comes here: it needs no widening.
+        Data::F32(_) => {}
+        Data::Bf16(bytes) => {
+            let base = bytes[first * cols * 2..(first + O) * cols * 2].as_ptr();
+            let mut c = 0;
+            while c < whole {
+                // SAFETY: c + 8 <= cols <= x.len().
+                let xv = unsafe { _mm256_loadu_ps(x.as_ptr().add(c)) };
+                for (o, acc) in acc.iter_mut().enumerate() {
+                    // SAFETY: base points to O rows of cols values of two bytes, and c + 8 <= cols.
+                    let wv = unsafe { load_bf16(base.add((o * cols + c) * 2)) };
+                    *acc = _mm256_fmadd_ps(wv, xv, *acc);
+                }
+                c += 8;
+            }
+        }
+        Data::Mxfp4 { packed, scales } => {
+            let packed = packed[first * cols / 2..(first + O) * cols / 2].as_ptr();
+            let groups = cols / MX_GROUP;
+            let scales = &scales[first * groups..(first + O) * groups];
+            for g in 0..groups {
+                let mut xs = [_mm256_setzero_ps(); 4];
+                for (q, v) in xs.iter_mut().enumerate() {
+                    // SAFETY: group g ends at (g + 1) * 32 <= cols <= x.len().
+                    *v = unsafe { _mm256_loadu_ps(x.as_ptr().add(g * MX_GROUP + q * 8)) };
+                }
+                for (o, acc) in acc.iter_mut().enumerate() {
+                    // SAFETY: packed points to O rows of cols / 2 bytes; a group is 16 of them.
+                    let ws = unsafe { group_mxfp4(packed.add((o * cols + g * MX_GROUP) / 2), scales[o * groups + g]) };
+                    for (w, x) in ws.iter().zip(&xs) {
+                        *acc = _mm256_fmadd_ps(*w, *x, *acc);
+                    }
+                }
+            }
+        }
+    }
+    let mut out = reduce(acc);
+    if let Data::Bf16(bytes) = m.data {
+        for (o, sum) in out.iter_mut().enumerate() {
+            for (c, &x) in x[..cols].iter().enumerate().skip(whole) {
+                let i = ((first + o) * cols + c) * 2;
+                *sum = scalar::bf16(bytes[i], bytes[i + 1]).mul_add(x, *sum);
+            }
+        }
+    }
+    y[..O].copy_from_slice(&out);
+}
+
+/// Eight bfloat16 values.
+///
+/// # Safety
+/// `p` points to 16 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn load_bf16(p: *const u8) -> __m256 {
+    // SAFETY: 16 bytes are readable by contract; the load needs no alignment.
+    let half = unsafe { _mm_loadu_si128(p.cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
+}
+
+/// The 32 values of one MXFP4 group, in column order.
+///
+/// # Safety
+/// `p` points to 16 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn group_mxfp4(p: *const u8, scale: u8) -> [__m256; 4] {
+    // SAFETY: the table has eight values.
+    let table = unsafe { _mm256_loadu_ps(scalar::E2M1.as_ptr()) };
+    let table = _mm256_mul_ps(table, _mm256_set1_ps(scalar::e8m0(scale)));
+    let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    let sign_bit = _mm256_set1_epi32(i32::MIN);
+    let mut out = [_mm256_setzero_ps(); 4];
+    for (q, v) in out.iter_mut().enumerate() {
+        // SAFETY: 4 * q + 4 <= 16 bytes are readable by contract; the read needs no alignment.
+        let word = unsafe { p.cast::<i32>().add(q).read_unaligned() };
+        // Lane i holds nibble i in its low bits; the permutation looks at three of them, the fourth is the sign.
+        let codes = _mm256_srlv_epi32(_mm256_set1_epi32(word), shifts);
+        let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), sign_bit);
+        *v = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));
+    }
+    out
+}
+
+/// Widens row `row` of `m` into `out`, which has `cols` values.
+#[target_feature(enable = "avx2,fma")]
+fn widen(m: Matrix<'_>, row: usize, out: &mut [f32]) {
+    let (start, cols) = (row * m.cols, m.cols);
+    match m.data {
+        Data::Bf16(bytes) => {
+            let bytes = &bytes[start * 2..(start + cols) * 2];
+            for (out, bytes) in out.chunks_exact_mut(8).zip(bytes.chunks_exact(16)) {
+                // SAFETY: the chunks hold 16 bytes and eight values.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), load_bf16(bytes.as_ptr())) };
+            }
+            for c in cols / 8 * 8..cols {
+                out[c] = scalar::bf16(bytes[2 * c], bytes[2 * c + 1]);
+            }
+        }
+        Data::Mxfp4 { packed, scales } => {
+            let packed = &packed[start / 2..(start + cols) / 2];
+            let scales = &scales[start / MX_GROUP..(start + cols) / MX_GROUP];
+            let groups = out.chunks_exact_mut(MX_GROUP).zip(packed.chunks_exact(MX_GROUP / 2)).zip(scales);
+            for ((out, packed), &scale) in groups {
+                // SAFETY: a chunk of packed codes has 16 bytes.
+                let values = unsafe { group_mxfp4(packed.as_ptr(), scale) };
+                for (out, v) in out.chunks_exact_mut(8).zip(values) {
+                    // SAFETY: the chunk holds eight values.
+                    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v) };
+                }
+            }
+        }
+        Data::F32(_) => scalar::widen_row(m, row, out),
+    }
+}
+
+/// See [`super::Kernels::dot`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA; both are equally long.
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut out = [0.0];
+    tile_f32::<1, 1>(a, a.len(), b, 0, &mut out, 0);
+    out[0]
+}
+
+/// See [`super::Kernels::axpy`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+    // Compiled for AVX2 and FMA, this loop becomes vector code.
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = a.mul_add(*x, *y);
+    }
+}
+
+/// See [`super::Kernels::combine`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA; the rows fit (checked by the caller).
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
+    let (n, whole) = (out.len(), out.len() / 32 * 32);
+    let mut j = 0;
+    while j < whole {
+        let mut acc = [_mm256_setzero_ps(); 4];
+        for (i, &w) in weights.iter().enumerate() {
+            let row = &rows.data[i * rows.stride + j..i * rows.stride + j + 32];
+            let wv = _mm256_set1_ps(w);
+            for (q, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: `row` has 32 values.
+                let v = unsafe { _mm256_loadu_ps(row.as_ptr().add(8 * q)) };
+                *acc = _mm256_fmadd_ps(wv, v, *acc);
+            }
+        }
+        for (chunk, acc) in out[j..j + 32].chunks_exact_mut(8).zip(acc) {
+            // SAFETY: the chunk has eight values.
+            unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), acc) };
+        }
+        j += 32;
+    }
+    out[whole..].fill(0.0);
+    for (i, &w) in weights.iter().enumerate() {
+        let row = &rows.data[i * rows.stride..i * rows.stride + n];
+        for (o, v) in out[whole..].iter_mut().zip(&row[whole..]) {
+            *o = w.mul_add(*v, *o);
+        }
+    }
+}
+
+/// See [`super::Kernels::combine_bf16`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA; the matrix has its shape (checked by the caller).
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn combine_bf16(weights: &[f32], bytes: &[u8], out: &mut [f32]) {
+    let (n, whole) = (out.len(), out.len() / 32 * 32);
+    let mut j = 0;
+    while j < whole {
+        let mut acc = [_mm256_setzero_ps(); 4];
+        for (i, &w) in weights.iter().enumerate() {
+            let row = &bytes[(i * n + j) * 2..(i * n + j + 32) * 2];
+            let wv = _mm256_set1_ps(w);
+            for (q, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: `row` has 64 bytes.
+                let v = unsafe { load_bf16(row.as_ptr().add(16 * q)) };
+                *acc = _mm256_fmadd_ps(wv, v, *acc);
+            }
+        }
+        for (chunk, acc) in out[j..j + 32].chunks_exact_mut(8).zip(acc) {
+            // SAFETY: the chunk has eight values.
+            unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), acc) };
+        }
+        j += 32;
+    }
+    out[whole..].fill(0.0);
+    for (i, &w) in weights.iter().enumerate() {
+        let row = &bytes[(i * n + whole) * 2..(i + 1) * n * 2];
+        for (o, b) in out[whole..].iter_mut().zip(row.chunks_exact(2)) {
+            *o = w.mul_add(scalar::bf16(b[0], b[1]), *o);
+        }
+    }
+}
+
+/// See [`super::Kernels::kda_step`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA; all vectors have the width of `out` and the state its square.
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn kda_step(state: &mut [f32], i: &KdaInputs<'_>, out: &mut [f32]) {
+    let d = out.len();
+    let mut j = 0;
+    while j + 32 <= d {
+        kda_columns::<4>(state, i, out, j);
+        j += 32;
+    }
+    while j + 8 <= d {
+        kda_columns::<1>(state, i, out, j);
+        j += 8;
+    }
+    for j in j..d {
+        let mut read = 0.0f32;
+        for key in 0..d {
+            read = i.k[key].mul_add(i.decay[key] * state[key * d + j], read);
+        }
+        let delta = i.beta * (i.v[j] - read);
+        let mut o = 0.0f32;
+        for key in 0..d {
+            let s = i.k[key].mul_add(delta, i.decay[key] * state[key * d + j]);
+            state[key * d + j] = s;
+            o = i.q[key].mul_add(s, o);
+        }
+        out[j] = o;
+    }
+}
+
+/// `8 * N` value channels from `j` on. The decayed state is formed twice rather than stored in between.
+#[target_feature(enable = "avx2,fma")]
+fn kda_columns<const N: usize>(state: &mut [f32], i: &KdaInputs<'_>, out: &mut [f32], j: usize) {
+    let d = out.len();
+    assert!(j + 8 * N <= d && state.len() == d * d);
+    let (k, decay, q) = (&i.k[..d], &i.decay[..d], &i.q[..d]);
+    let base = state.as_mut_ptr();
+    let mut read = [_mm256_setzero_ps(); N];
+    for key in 0..d {
+        let (kv, dv) = (_mm256_set1_ps(k[key]), _mm256_set1_ps(decay[key]));
+        for (n, read) in read.iter_mut().enumerate() {
+            // SAFETY: key < d and j + 8 * n + 8 <= d, so the eight values lie inside the d * d state.
+            let s = unsafe { _mm256_loadu_ps(base.add(key * d + j + 8 * n)) };
+            *read = _mm256_fmadd_ps(kv, _mm256_mul_ps(dv, s), *read);
+        }
+    }
+    let beta = _mm256_set1_ps(i.beta);
+    let mut delta = [_mm256_setzero_ps(); N];
+    for (n, delta) in delta.iter_mut().enumerate() {
+        // SAFETY: the slice has eight values.
+        let v = unsafe { _mm256_loadu_ps(i.v[j + 8 * n..j + 8 * n + 8].as_ptr()) };
+        *delta = _mm256_mul_ps(beta, _mm256_sub_ps(v, read[n]));
+    }
+    let mut sum = [_mm256_setzero_ps(); N];
+    for key in 0..d {
+        let (kv, dv, qv) = (_mm256_set1_ps(k[key]), _mm256_set1_ps(decay[key]), _mm256_set1_ps(q[key]));
+        for n in 0..N {
+            // SAFETY: as above; the same eight values are written back.
+            unsafe {
+                let p = base.add(key * d + j + 8 * n);
+                let s = _mm256_fmadd_ps(kv, delta[n], _mm256_mul_ps(dv, _mm256_loadu_ps(p)));
+                _mm256_storeu_ps(p, s);
+                sum[n] = _mm256_fmadd_ps(qv, s, sum[n]);
+            }
+        }
+    }
+    for (n, sum) in sum.iter().enumerate() {
+        // SAFETY: the slice has eight values.
+        unsafe { _mm256_storeu_ps(out[j + 8 * n..j + 8 * n + 8].as_mut_ptr(), *sum) };
+    }
+}

@@ -1,0 +1,302 @@
+//! The arithmetic under the decoder: weight matrices times rows of activations, weighted sums of rows, the KDA state
+//! update and the element-wise functions. One instruction set is chosen when the decoder is loaded.
+//!
+//! Contract of every kernel: what happens to one row of activations is a fixed sequence of operations that does not
+//! depend on how many rows share the call, nor on how output rows are grouped. A pool of threads may therefore split
+//! output rows (or activation rows) in any way without changing a bit. Knows nothing of layers, sessions or files.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_math;
+pub mod scalar;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Weight rows that are widened together; `wide` buffers hold this many rows.
+pub const WIDE_ROWS: usize = 4;
+/// Columns that share one MXFP4 scale.
+pub const MX_GROUP: usize = 32;
+/// Activations that one pass over a matrix keeps hot (bytes; half of a small second-level cache).
+const HOT_BYTES: usize = 256 * 1024;
+
+/// An instruction set that the kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KernelIsa {
+    /// Portable Rust, the reference.
+    Scalar,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+}
+
+impl KernelIsa {
+    /// The fastest one that this processor runs.
+    pub fn detect() -> Self {
+        if KernelIsa::Avx2.is_available() { KernelIsa::Avx2 } else { KernelIsa::Scalar }
+    }
+
+    /// Whether this processor runs it.
+    pub fn is_available(self) -> bool {
+        match self {
+            KernelIsa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            KernelIsa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(not(target_arch = "x86_64"))]
+            KernelIsa::Avx2 => false,
+        }
+    }
+
+    /// The name that records carry.
+    pub fn name(self) -> &'static str {
+        match self {
+            KernelIsa::Scalar => "scalar",
+            KernelIsa::Avx2 => "avx2",
+        }
+    }
+}
+
+impl fmt::Display for KernelIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for KernelIsa {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "scalar" => Ok(KernelIsa::Scalar),
+            "avx2" => Ok(KernelIsa::Avx2),
+            _ => Err(format!("`{s}` is not a kernel instruction set; use scalar or avx2")),
+        }
+    }
+}
+
+/// A weight matrix `[rows, cols]`, row after row, in one of the three forms that occur.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    rows: usize,
+    cols: usize,
+    data: Data<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Data<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [u8]),
+    Mxfp4 { packed: &'a [u8], scales: &'a [u8] },
+}
+
+impl<'a> Matrix<'a> {
+    /// Single precision; `data` holds at least `rows * cols` values.
+    pub fn f32(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        Self { rows, cols, data: Data::F32(&data[..rows * cols]) }
+    }
+
+    /// bfloat16, little endian, any alignment; `bytes` holds at least `rows * cols * 2`.
+    pub fn bf16(bytes: &'a [u8], rows: usize, cols: usize) -> Self {
+        Self { rows, cols, data: Data::Bf16(&bytes[..rows * cols * 2]) }
+    }
+
+    /// MXFP4: two e2m1 codes a byte, low nibble first, and one e8m0 scale per 32 columns. `cols` is a multiple of 32.
+    pub fn mxfp4(packed: &'a [u8], scales: &'a [u8], rows: usize, cols: usize) -> Self {
+        assert!(cols.is_multiple_of(MX_GROUP), "MXFP4 rows are whole groups of {MX_GROUP}");
+        let (packed, scales) = (&packed[..rows * cols / 2], &scales[..rows * cols / MX_GROUP]);
+        Self { rows, cols, data: Data::Mxfp4 { packed, scales } }
+    }
+
+    /// Output width.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input width.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+}
+
+/// Rows of activations: row `i` starts at `data[i * stride]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// The values.
+    pub data: &'a [f32],
+    /// Distance of two rows.
+    pub stride: usize,
+    /// How many rows.
+    pub count: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// `count` rows of width `data.len() / count`, one after another.
+    pub fn packed(data: &'a [f32], count: usize) -> Self {
+        Self { data, stride: data.len() / count.max(1), count }
+    }
+
+    fn fits(&self, width: usize) -> bool {
+        fits(self.data.len(), self.stride, self.count, width)
+    }
+}
+
+fn fits(len: usize, stride: usize, count: usize, width: usize) -> bool {
+    count == 0 || (count - 1).checked_mul(stride).and_then(|n| n.checked_add(width)).is_some_and(|n| n <= len)
+}
+
+/// One head's inputs to [`Kernels::kda_step`], all of the head's width.
+#[derive(Clone, Copy, Debug)]
+pub struct KdaInputs<'a> {
+    /// `exp(g)` per key channel.
+    pub decay: &'a [f32],
+    /// Normalised and scaled query.
+    pub q: &'a [f32],
+    /// Normalised key.
+    pub k: &'a [f32],
+    /// Value.
+    pub v: &'a [f32],
+    /// Write strength.
+    pub beta: f32,
+}
+
+/// The kernels of one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    isa: KernelIsa,
+}
+
+/// Calls the same function of the module that belongs to the instruction set.
+macro_rules! dispatch {
+    ($self:ident, $name:ident ( $($arg:expr),* )) => {
+        match $self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Kernels` with `Avx2` exists only where `is_available` found AVX2 and FMA.
+            KernelIsa::Avx2 => unsafe { avx2::$name($($arg),*) },
+            _ => scalar::$name($($arg),*),
+        }
+    };
+}
+
+impl Kernels {
+    /// The kernels of `isa`, or `None` where this processor does not run them.
+    pub fn new(isa: KernelIsa) -> Option<Self> {
+        isa.is_available().then_some(Self { isa })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> KernelIsa {
+        self.isa
+    }
+
+    /// `y[r][o] = sum_c m[o][c] * x[r][c]` with exactly widened weights. Row `r` of `y` starts at `y[r * y_stride]`.
+    /// `wide` is working space of `WIDE_ROWS * cols` values; when it is shorter, weights are widened again for every
+    /// row (same bits, slower).
+    pub fn matmul(&self, m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
+        assert!(x.fits(m.cols), "activations are shorter than their shape");
+        assert!(fits(y.len(), y_stride, x.count, m.rows), "results do not fit");
+        let block = (HOT_BYTES / (4 * m.cols.max(1))).max(1);
+        let mut first = 0;
+        while first < x.count {
+            let count = block.min(x.count - first);
+            let part = Rows { data: &x.data[first * x.stride..], stride: x.stride, count };
+            dispatch!(self, matmul(m, part, &mut y[first * y_stride..], y_stride, wide));
+            first += count;
+        }
+    }
+
+    /// Row `row` of `m`, widened into `out` (at least `cols` values).
+    pub fn widen_row(&self, m: Matrix<'_>, row: usize, out: &mut [f32]) {
+        scalar::widen_row(m, row, out);
+    }
+
+    /// The dot product of two equally long vectors.
+    pub fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        assert!(a.len() == b.len(), "vectors differ in length");
+        dispatch!(self, dot(a, b))
+    }
+
+    /// `y += a * x`.
+    pub fn axpy(&self, a: f32, x: &[f32], y: &mut [f32]) {
+        assert!(x.len() == y.len(), "vectors differ in length");
+        dispatch!(self, axpy(a, x, y))
+    }
+
+    /// `out[j] = sum_i weights[i] * rows[i][j]`, in ascending `i`.
+    pub fn combine(&self, weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
+        assert!(weights.len() == rows.count && rows.fits(out.len()), "rows are shorter than their shape");
+        dispatch!(self, combine(weights, rows, out))
+    }
+
+    /// `out[j] = sum_i weights[i] * m[i][j]` for bfloat16 rows of the width of `out`, in ascending `i`.
+    pub fn combine_bf16(&self, weights: &[f32], bytes: &[u8], out: &mut [f32]) {
+        assert!(bytes.len() == weights.len() * out.len() * 2, "matrix does not have its shape");
+        dispatch!(self, combine_bf16(weights, bytes, out))
+    }
+
+    /// One token of one head of the KDA recurrence (k3-architecture.md section 2.2): decays `state` (`[key, value]`),
+    /// reads it with the key, writes the correction, reads it with the query into `out`.
+    pub fn kda_step(&self, state: &mut [f32], i: &KdaInputs<'_>, out: &mut [f32]) {
+        let d = out.len();
+        let same = i.decay.len() == d && i.q.len() == d && i.k.len() == d && i.v.len() == d;
+        assert!(same && state.len() == d * d, "a head's vectors differ in length");
+        dispatch!(self, kda_step(state, i, out))
+    }
+
+    /// `x = exp(x)`.
+    pub fn exp(&self, x: &mut [f32]) {
+        dispatch!(self, exp(x))
+    }
+
+    /// `x = 1 / (1 + exp(-x))`.
+    pub fn sigmoid(&self, x: &mut [f32]) {
+        dispatch!(self, sigmoid(x))
+    }
+
+    /// `x = x * sigmoid(x)`.
+    pub fn silu(&self, x: &mut [f32]) {
+        dispatch!(self, silu(x))
+    }
+
+    /// SiTU: `gate = beta * tanh(gate / beta) * sigmoid(gate) * up'` where `up' = linear * tanh(up / linear)`, or
+    /// `up` itself without a linear beta.
+    pub fn situ(&self, gate: &mut [f32], up: &[f32], beta: f32, linear: Option<f32>) {
+        assert!(gate.len() == up.len(), "branches differ in length");
+        dispatch!(self, situ(gate, up, beta, linear))
+    }
+
+    /// `out = weight * (x / sqrt(mean(x^2) + eps))`.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let inv = self.rms_scale(x, eps);
+        for ((o, &x), &w) in out.iter_mut().zip(x).zip(weight) {
+            *o = w * (x * inv);
+        }
+    }
+
+    /// [`Kernels::rms_norm`] over `x` itself.
+    pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let inv = self.rms_scale(x, eps);
+        for (x, &w) in x.iter_mut().zip(weight) {
+            *x = w * (*x * inv);
+        }
+    }
+
+    /// `1 / sqrt(mean(x^2) + eps)`.
+    pub fn rms_scale(&self, x: &[f32], eps: f32) -> f32 {
+        1.0 / (self.dot(x, x) / x.len() as f32 + eps).sqrt()
+    }
+
+    /// `x = softmax(x * scale)`.
+    pub fn softmax(&self, x: &mut [f32], scale: f32) {
+        let max = x.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v));
+        for v in x.iter_mut() {
+            *v = (*v - max) * scale;
+        }
+        self.exp(x);
+        let sum: f32 = x.iter().sum();
+        for v in x.iter_mut() {
+            *v /= sum;
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The decoder: a loaded model ([`weights::Decoder`]) and one timeline over it ([`session::Session`]). Opens no file
+//! and knows no drive: weights come from a `Trunk`, experts through an `ExpertSource`.
+
+mod attn_res;
+pub mod error;
+pub mod generate;
+mod kda;
+pub mod kernels;
+mod mla;
+mod moe;
+pub mod observe;
+pub mod sampler;
+mod scratch;
+pub mod session;
+pub mod weights;
+
+pub use error::DecodeError;
+pub use kernels::{KernelIsa, Kernels};
+pub use observe::{Observer, Point};
+pub use session::{Logits, Session, SessionCounters, SessionOptions};
+pub use weights::Decoder;

@@ -1,0 +1,194 @@
+//! Working memory of a pass and the state that a timeline carries. Buffers grow before a pass to what its rows need
+//! and are reused; nothing is allocated while a pass runs.
+
+use super::kernels::WIDE_ROWS;
+use crate::ids::ExpertId;
+use crate::model::config::{AttnKind, ModelConfig};
+
+/// What one layer remembers between passes.
+pub(super) enum State {
+    Kda(KdaState),
+    /// Normalised latent and shared key part per token, `[max_context, kv_lora + rope]`.
+    Mla(Vec<f32>),
+}
+
+/// The recurrent state of a KDA layer.
+pub(super) struct KdaState {
+    /// `[heads, key, value]`
+    pub(super) s: Vec<f32>,
+    /// The last inputs of the q, k and v convolutions, `[kernel - 1, heads * dim]`, oldest first.
+    pub(super) conv: [Vec<f32>; 3],
+}
+
+impl State {
+    /// Empty states of all layers. The MLA caches are zeroed pages that take memory only when they are written.
+    pub(super) fn empty(cfg: &ModelConfig, max_context: usize) -> Vec<State> {
+        let (heads, d) = (cfg.kda.heads, cfg.kda.head_dim);
+        let history = || vec![0.0; (cfg.kda.conv_kernel - 1) * heads * d];
+        let state = |kind: AttnKind| match kind {
+            AttnKind::Kda => {
+                State::Kda(KdaState { s: vec![0.0; heads * d * d], conv: [history(), history(), history()] })
+            }
+            AttnKind::Mla => State::Mla(vec![0.0; max_context * (cfg.mla.kv_lora_rank + cfg.mla.qk_rope_head_dim)]),
+        };
+        cfg.layers.iter().map(|l| state(l.attn)).collect()
+    }
+
+    /// Forgets everything. An MLA cache is read only up to the position, so it may keep its old rows.
+    pub(super) fn reset(&mut self) {
+        if let State::Kda(kda) = self {
+            kda.s.fill(0.0);
+            kda.conv.iter_mut().for_each(|c| c.fill(0.0));
+        }
+    }
+}
+
+/// Working memory of the KDA layers.
+#[derive(Default)]
+pub(super) struct KdaScratch {
+    /// History and new inputs of the three convolutions.
+    pub(super) u: [Vec<f32>; 3],
+    pub(super) qkv: [Vec<f32>; 3],
+    pub(super) inner: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    pub(super) beta: Vec<f32>,
+    pub(super) gate: Vec<f32>,
+    pub(super) o: Vec<f32>,
+}
+
+/// Working memory of the MLA layers.
+#[derive(Default)]
+pub(super) struct MlaScratch {
+    pub(super) qa: Vec<f32>,
+    pub(super) q: Vec<f32>,
+    /// One row's queries in the space of the cache, `[heads, kv_lora + rope]`.
+    pub(super) query: Vec<f32>,
+    /// `[heads, context]`
+    pub(super) scores: Vec<f32>,
+    pub(super) latent: Vec<f32>,
+    pub(super) gate: Vec<f32>,
+    pub(super) o: Vec<f32>,
+}
+
+/// Working memory of dense and shared MLPs.
+#[derive(Default)]
+pub(super) struct MlpScratch {
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+}
+
+/// Working memory of the routed experts.
+#[derive(Default)]
+pub(super) struct MoeScratch {
+    /// `[rows, experts]`
+    pub(super) scores: Vec<f32>,
+    /// One row's biased scores.
+    pub(super) choice: Vec<f32>,
+    /// `[rows, top_k]` in order of choice.
+    pub(super) ids: Vec<ExpertId>,
+    pub(super) weights: Vec<f32>,
+    /// First slot of each expert; one more than there are experts.
+    pub(super) first: Vec<usize>,
+    /// Next free slot of each expert while slots are handed out.
+    pub(super) next: Vec<usize>,
+    pub(super) done: Vec<bool>,
+    /// The distinct experts of the pass, ascending.
+    pub(super) distinct: Vec<ExpertId>,
+    /// Row and weight of each slot; slots are ordered by expert, then row.
+    pub(super) slot_row: Vec<usize>,
+    pub(super) slot_weight: Vec<f32>,
+    /// `[slots, latent]`
+    pub(super) slot_out: Vec<f32>,
+    pub(super) z: Vec<f32>,
+    pub(super) gathered: Vec<f32>,
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+    pub(super) sum: Vec<f32>,
+    pub(super) raised: Vec<f32>,
+}
+
+/// All working memory of a pass.
+#[derive(Default)]
+pub(super) struct Scratch {
+    rows: usize,
+    pub(super) stream: Vec<f32>,
+    pub(super) bank: Vec<Vec<f32>>,
+    pub(super) mix: Vec<f32>,
+    pub(super) mix_weights: Vec<f32>,
+    pub(super) normed: Vec<f32>,
+    pub(super) out: Vec<f32>,
+    pub(super) wide: Vec<f32>,
+    pub(super) kda: KdaScratch,
+    pub(super) mla: MlaScratch,
+    pub(super) mlp: MlpScratch,
+    pub(super) moe: MoeScratch,
+}
+
+impl Scratch {
+    /// Makes room for passes of up to `rows` rows.
+    pub(super) fn reserve(&mut self, cfg: &ModelConfig, rows: usize, max_context: usize) {
+        if rows <= self.rows {
+            return;
+        }
+        self.rows = rows;
+        let set = |v: &mut Vec<f32>, n: usize| v.resize(n, 0.0);
+        let h = cfg.hidden_size;
+        for v in [&mut self.stream, &mut self.mix, &mut self.normed, &mut self.out] {
+            set(v, rows * h);
+        }
+        self.bank.resize_with(cfg.layers.len().div_ceil(cfg.attn_res_block_size), Vec::new);
+        self.bank.iter_mut().for_each(|b| set(b, rows * h));
+        let blocks = self.bank.len();
+        set(&mut self.mix_weights, blocks + 1);
+        let (nh, d) = (cfg.kda.heads, cfg.kda.head_dim);
+        let p = nh * d;
+        for i in 0..3 {
+            set(&mut self.kda.u[i], (rows + cfg.kda.conv_kernel - 1) * p);
+            set(&mut self.kda.qkv[i], rows * p);
+        }
+        set(&mut self.kda.inner, rows * d);
+        set(&mut self.kda.beta, rows * nh);
+        for v in [&mut self.kda.decay, &mut self.kda.gate, &mut self.kda.o] {
+            set(v, rows * p);
+        }
+        let m = &cfg.mla;
+        let cached = m.kv_lora_rank + m.qk_rope_head_dim;
+        set(&mut self.mla.qa, rows * m.q_lora_rank);
+        set(&mut self.mla.q, rows * m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim));
+        set(&mut self.mla.query, m.heads * cached);
+        if self.mla.scores.is_empty() {
+            // Fresh zeroed pages: memory is taken as the text grows.
+            self.mla.scores = vec![0.0; m.heads * max_context];
+        }
+        set(&mut self.mla.latent, rows * m.heads * m.kv_lora_rank);
+        set(&mut self.mla.gate, rows * m.heads * m.v_head_dim);
+        set(&mut self.mla.o, rows * m.heads * m.v_head_dim);
+        let shared = cfg.moe.as_ref().map_or(0, |e| e.shared_experts * e.width);
+        set(&mut self.mlp.gate, rows * cfg.intermediate_size.max(shared));
+        set(&mut self.mlp.up, rows * cfg.intermediate_size.max(shared));
+        let widest = [h, p, d, m.q_lora_rank, cached, m.heads * m.v_head_dim, cfg.intermediate_size, shared];
+        let mut wide = widest.into_iter().max().unwrap_or(h);
+        if let Some(e) = &cfg.moe {
+            let (s, slots) = (&mut self.moe, rows * e.top_k);
+            set(&mut s.scores, rows * e.experts);
+            set(&mut s.choice, e.experts);
+            s.ids.resize(slots, ExpertId(0));
+            set(&mut s.weights, slots);
+            s.first.resize(e.experts + 1, 0);
+            s.next.resize(e.experts, 0);
+            s.done.resize(e.experts, false);
+            s.distinct.reserve(e.experts);
+            s.slot_row.resize(slots, 0);
+            set(&mut s.slot_weight, slots);
+            set(&mut s.slot_out, slots * e.latent);
+            set(&mut s.gate, rows * e.width);
+            set(&mut s.up, rows * e.width);
+            for v in [&mut s.z, &mut s.gathered, &mut s.sum] {
+                set(v, rows * e.latent);
+            }
+            set(&mut s.raised, rows * h);
+            wide = wide.max(e.width).max(e.latent);
+        }
+        set(&mut self.wide, WIDE_ROWS * wide);
+    }
+}

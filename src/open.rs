@@ -1,0 +1,169 @@
+//! The only assembly: a store becomes a loaded model, a plan and drives become a source of experts. `bench` and `cli`
+//! build everything through here, so that a run is put together in one way only.
+
+use crate::clock::Clock;
+use crate::decode::{DecodeError, Decoder, KernelIsa, Session, SessionOptions};
+use crate::drive::spec::DriveSpec;
+use crate::layout::plan::{Plan, PlanDrive, PlanError};
+use crate::layout::planner::{self, Catalog};
+use crate::layout::policy::Policy;
+use crate::model::chat::ChatTemplate;
+use crate::model::checkpoint::{CONFIG_FILE, CheckpointError, parse_config, read_bounded, read_stop_ids};
+use crate::model::config::ModelConfig;
+use crate::model::tokenizer::{Tokenizer, TokenizerError};
+use crate::reader::{ExpertReader, ReaderError, ReaderOptions};
+use crate::source::{ExpertSource, Lease, SourceError, StepInfo};
+use crate::store::manifest::{ManifestError, StoreManifest};
+use crate::store::memory::InMemory;
+use crate::store::trunk::Trunk;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Largest `config.json` that is read.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Name of the one drive of a run without a plan.
+pub const STORE_DRIVE: &str = "store";
+
+/// A run could not be put together.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// `store.json` or `trunk.bin`.
+    #[error(transparent)]
+    Store(#[from] ManifestError),
+    /// `config.json` of the store.
+    #[error(transparent)]
+    Config(#[from] CheckpointError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The weights.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// The plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The drives.
+    #[error(transparent)]
+    Reader(#[from] ReaderError),
+    /// Plan and store do not belong together.
+    #[error("the plan is for model {plan}, the store {} holds {store}; plan again with this store", folder.display())]
+    OtherModel {
+        /// Model of the plan.
+        plan: String,
+        /// Model of the store.
+        store: String,
+        /// The store.
+        folder: PathBuf,
+    },
+}
+
+/// A loaded model: weights, tokenizer and the tokens that end its text.
+pub struct Model {
+    /// The store's folder.
+    pub folder: PathBuf,
+    /// `store.json`.
+    pub manifest: StoreManifest,
+    /// The weights, shared by sessions.
+    pub decoder: Arc<Decoder>,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Tokens that end a text.
+    pub stop_ids: Vec<u32>,
+}
+
+impl Model {
+    /// Loads the store in `folder`; `isa` overrides the kernels that the CPU would get.
+    pub fn load(folder: &Path, isa: Option<KernelIsa>) -> Result<Self, OpenError> {
+        let manifest = StoreManifest::open(folder)?;
+        let path = folder.join(CONFIG_FILE);
+        let config: ModelConfig = parse_config(&path, &read_bounded(&path, MAX_CONFIG_BYTES)?)?;
+        let stop_ids = read_stop_ids(folder, &config)?;
+        let trunk = Arc::new(Trunk::open(folder, &manifest)?);
+        let decoder = match isa {
+            Some(isa) => Decoder::load_with(config, trunk, isa)?,
+            None => Decoder::load(config, trunk)?,
+        };
+        let tokenizer = Tokenizer::open(folder)?;
+        Ok(Self { folder: folder.to_path_buf(), manifest, decoder, tokenizer, stop_ids })
+    }
+
+    /// What a planner places.
+    pub fn catalog(&self) -> Catalog {
+        Catalog {
+            model_id: self.manifest.model_id.clone(),
+            store: self.folder.canonicalize().unwrap_or_else(|_| self.folder.clone()),
+            layers: self.manifest.moe_layers.clone(),
+            experts: self.manifest.experts,
+            expert_bytes: self.manifest.expert_bytes,
+        }
+    }
+
+    /// The model's chat form.
+    pub fn chat(&self) -> Result<ChatTemplate, crate::model::chat::ChatError> {
+        ChatTemplate::open(&self.folder)
+    }
+
+    /// A new timeline for at most `max_context` tokens (0 = what the model was made for).
+    pub fn session(&self, max_context: usize, max_rows: usize, clock: Clock) -> Result<Session, OpenError> {
+        let longest = self.decoder.config().max_position_embeddings;
+        let max_context = if max_context == 0 { longest } else { max_context };
+        Ok(Session::new(Arc::clone(&self.decoder), SessionOptions { max_context, max_rows, clock })?)
+    }
+
+    /// The plan of a run without one: the store itself is the one drive.
+    pub fn store_plan(&self) -> Result<(Plan, Vec<DriveSpec>), OpenError> {
+        let drive = DriveSpec { name: STORE_DRIVE.into(), path: self.catalog().store, emulate: None };
+        let drives = [PlanDrive { name: drive.name.clone(), path: drive.path.clone() }];
+        let plan = planner::plan(&self.catalog(), &drives, &Policy::RoundRobin {}, 0, BTreeMap::new())?;
+        Ok((plan, vec![drive]))
+    }
+
+    /// Whether the model has routed experts at all.
+    pub fn has_experts(&self) -> bool {
+        !self.manifest.moe_layers.is_empty()
+    }
+
+    /// Every expert in memory.
+    pub fn resident(&self) -> Result<InMemory, OpenError> {
+        Ok(InMemory::load(&self.folder, &self.manifest)?)
+    }
+
+    /// Experts streaming from the drives of `plan` at `mounts`.
+    pub fn reader(
+        &self,
+        plan: &Plan,
+        mounts: &[DriveSpec],
+        options: &ReaderOptions,
+        clock: Clock,
+    ) -> Result<ExpertReader, OpenError> {
+        if plan.model_id != self.manifest.model_id {
+            return Err(OpenError::OtherModel {
+                plan: plan.model_id.clone(),
+                store: self.manifest.model_id.clone(),
+                folder: self.folder.clone(),
+            });
+        }
+        Ok(ExpertReader::open(plan, mounts, options, clock)?)
+    }
+}
+
+/// The source of a dense model: it has nothing and is asked for nothing.
+pub struct NoExperts;
+
+impl ExpertSource for NoExperts {
+    fn open_barrier(
+        &mut self,
+        _: &StepInfo,
+        layer: crate::ids::LayerId,
+        _: &[crate::ids::ExpertId],
+    ) -> Result<(), SourceError> {
+        Err(SourceError::Unknown(format!("layer {} asked for experts of a dense model", layer.0)))
+    }
+
+    fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
+        Ok(None)
+    }
+
+    fn close_barrier(&mut self) {}
+}

@@ -1,0 +1,194 @@
+//! What the reader did, counted where it happened: the evidence of measuring.md section 3. A [`ReaderHandle`] reads
+//! the counters and takes the trace while something else owns the reader.
+
+use super::dispatch::DispatchPolicy;
+use super::options::ReaderError;
+use crate::io::paced::{PaceSnapshot, PacedDrive};
+use crate::io::{Capabilities, EngineCounters, EngineSnapshot, Slab};
+use crate::sys::direct::DioAlignment;
+use crate::trace::log::{TraceBuffer, TraceDrive};
+use hdrhistogram::Histogram;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Longest latency that the histograms tell apart.
+const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
+
+/// What one drive did.
+#[derive(Clone, Debug)]
+pub struct DriveCounters {
+    /// Its name.
+    pub name: String,
+    /// Reads that delivered an expert.
+    pub reads: u64,
+    /// Payload bytes of these reads.
+    pub payload_bytes: u64,
+    /// Bytes asked for by these reads (payload rounded up to the alignment).
+    pub read_bytes: u64,
+    /// Of these reads, those of a copy that is not the primary.
+    pub non_primary_reads: u64,
+    /// Barriers whose last expert came from here.
+    pub landed_last: u64,
+    /// Reads that failed: refused, short or with a wrong digest.
+    pub errors: u64,
+    /// Of these, with a wrong digest.
+    pub digest_errors: u64,
+    /// Digests checked.
+    pub digests_checked: u64,
+    /// Reads given up because nothing arrived for the whole read timeout.
+    pub timeouts: u64,
+    /// Reads given up when their barrier closed.
+    pub cancelled: u64,
+    /// completed - submitted, in nanoseconds, of the reads that delivered an expert.
+    pub clat_ns: Histogram<u64>,
+    /// The engine's own counters.
+    pub engine: EngineSnapshot,
+    /// What the engine is.
+    pub capabilities: Capabilities,
+    /// Alignment of direct reads; `None` = read through the page cache.
+    pub direct: Option<DioAlignment>,
+    /// How well an emulated pace was kept; `None` = not emulated.
+    pub pace: Option<PaceSnapshot>,
+}
+
+/// What the reader did, all drives together. `drives` is indexed by drive id.
+#[derive(Clone, Debug)]
+pub struct ReaderCounters {
+    /// By drive.
+    pub drives: Vec<DriveCounters>,
+    /// Barriers closed.
+    pub barriers: u64,
+    /// Batches in which barriers' reads were issued: 1 for a barrier that fits the buffer, more for others.
+    pub waves: u64,
+    /// Reads that had to wait for a slot.
+    pub slot_waits: u64,
+    /// Slots in all.
+    pub slots: u32,
+    /// Bytes of one slot.
+    pub slot_bytes: u64,
+    /// Most slots in use at once.
+    pub max_slots_used: u32,
+    /// The dispatch policy.
+    pub dispatch: DispatchPolicy,
+    /// Choices it made.
+    pub decisions: u64,
+    /// Choices among two or more homes.
+    pub decisions_with_choice: u64,
+    /// First choices that were not the primary.
+    pub decisions_not_primary: u64,
+    /// Reads repeated on another home.
+    pub failovers: u64,
+    /// Different experts delivered from a copy that is not the primary.
+    pub experts_from_non_primary: u64,
+    /// Time that callers spent waiting for an arrival.
+    pub stall_ns: u64,
+}
+
+/// Counters and trace, shared between the reader and its handles.
+pub(super) struct Ledger {
+    pub counters: ReaderCounters,
+    pub trace: Option<TraceBuffer>,
+}
+
+/// What a drive's live sources are, for snapshots.
+pub(super) struct LiveDrive {
+    pub engine: Arc<EngineCounters>,
+    pub pace: Option<Arc<PacedDrive>>,
+}
+
+/// Reads a reader's counters from anywhere, also after the reader has gone.
+#[derive(Clone)]
+pub struct ReaderHandle {
+    pub(super) ledger: Arc<Mutex<Ledger>>,
+    pub(super) live: Arc<[LiveDrive]>,
+    pub(super) drives: Arc<[TraceDrive]>,
+    pub(super) slab: Slab,
+}
+
+impl DriveCounters {
+    pub(super) fn new(
+        name: &str,
+        capabilities: Capabilities,
+        direct: Option<DioAlignment>,
+    ) -> Result<Self, ReaderError> {
+        let clat_ns = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3)
+            .map_err(|e| ReaderError::Option(format!("latency histogram: {e}")))?;
+        Ok(Self {
+            name: name.to_string(),
+            reads: 0,
+            payload_bytes: 0,
+            read_bytes: 0,
+            non_primary_reads: 0,
+            landed_last: 0,
+            errors: 0,
+            digest_errors: 0,
+            digests_checked: 0,
+            timeouts: 0,
+            cancelled: 0,
+            clat_ns,
+            engine: EngineSnapshot::default(),
+            capabilities,
+            direct,
+            pace: None,
+        })
+    }
+}
+
+impl ReaderCounters {
+    pub(super) fn new(drives: Vec<DriveCounters>, dispatch: DispatchPolicy, slab: &Slab) -> Self {
+        Self {
+            drives,
+            barriers: 0,
+            waves: 0,
+            slot_waits: 0,
+            slots: slab.slots(),
+            slot_bytes: slab.slot_bytes(),
+            max_slots_used: 0,
+            dispatch,
+            decisions: 0,
+            decisions_with_choice: 0,
+            decisions_not_primary: 0,
+            failovers: 0,
+            experts_from_non_primary: 0,
+            stall_ns: 0,
+        }
+    }
+
+    /// Payload bytes of all drives.
+    pub fn payload_bytes(&self) -> u64 {
+        self.drives.iter().map(|d| d.payload_bytes).sum()
+    }
+}
+
+impl ReaderHandle {
+    /// The counters now.
+    pub fn counters(&self) -> ReaderCounters {
+        let mut counters = self.lock().counters.clone();
+        for (drive, live) in counters.drives.iter_mut().zip(self.live.iter()) {
+            drive.engine = live.engine.snapshot();
+            drive.pace = live.pace.as_ref().map(|p| p.snapshot());
+        }
+        counters
+    }
+
+    /// The trace so far, leaving an empty one of the same capacity; `None` when tracing is off. Not to be called
+    /// while a barrier is open: it allocates.
+    pub fn take_trace(&self) -> Option<TraceBuffer> {
+        let mut ledger = self.lock();
+        let capacity = ledger.trace.as_ref()?.capacity();
+        ledger.trace.replace(TraceBuffer::with_capacity(capacity))
+    }
+
+    /// The drives of this run, for `trace.json`.
+    pub fn drives(&self) -> &[TraceDrive] {
+        &self.drives
+    }
+
+    /// Slots that are free now; all of them once every lease is dropped and every read has ended.
+    pub fn free_slots(&self) -> u32 {
+        self.slab.free_slots()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,127 @@
+//! Reading a checkpoint's tensors for a store: one expert's six planes into one buffer, trunk tensors in pieces; and the
+//! manifests that follow from their digests. Shared by the import and by the comparison with a finished store.
+
+use super::import::{ImportError, Layout};
+use super::journal::Item;
+use super::manifest::{Digest, DriveExpert, DriveManifest, FORMAT_VERSION, StoreManifest, TrunkTensor};
+use crate::ids::{ExpertId, LayerId};
+use crate::model::checkpoint::{Checkpoint, Place, TensorReader};
+use crate::model::tensors::{EXPERT_PLANES, TEXT_PREFIX};
+use crate::sys::cache;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Columns per scale byte.
+const GROUP: u64 = 32;
+
+/// Takes a piece of a tensor: its offset in the tensor, its bytes.
+pub(super) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), ImportError> + 'a;
+
+/// Reads a tensor piece by piece, hands each to `sink` with its offset in the tensor, and digests them all.
+pub(super) fn stream(
+    reader: &mut TensorReader<'_>,
+    place: &Place,
+    buffer: &mut [u8],
+    sink: &mut Sink<'_>,
+) -> Result<Digest, ImportError> {
+    let mut hash = Xxh3::new();
+    let mut skip = 0u64;
+    while skip < place.extent.len {
+        let len = (place.extent.len - skip).min(buffer.len() as u64) as usize;
+        let piece = &mut buffer[..len];
+        reader.read(place, skip, piece)?;
+        hash.update(piece);
+        sink(skip, piece)?;
+        skip += len as u64;
+    }
+    Ok(Digest(hash.digest128()))
+}
+
+/// Fills `buffer` (one expert long) with the six planes of an expert in slot order; refuses scales that are NaN.
+pub(super) fn read_expert(
+    source: &Checkpoint,
+    reader: &mut TensorReader<'_>,
+    layer: LayerId,
+    expert: ExpertId,
+    buffer: &mut [u8],
+) -> Result<(), ImportError> {
+    let missing = || ImportError::Target {
+        path: source.folder().to_path_buf(),
+        reason: format!("has no expert {expert} in layer {layer}"),
+    };
+    let planes = source.planes(layer, expert).ok_or_else(missing)?;
+    let mut rest = buffer;
+    for (index, place) in planes.iter().enumerate() {
+        let (plane, tail) = rest.split_at_mut_checked(place.extent.len as usize).ok_or_else(missing)?;
+        rest = tail;
+        reader.read(place, 0, plane)?;
+        // odd planes are scales; E8M0 has no other value that is not a number
+        if index % 2 == 1
+            && let Some(at) = plane.iter().position(|scale| *scale == 255)
+        {
+            let columns =
+                source.config().moe.as_ref().map_or(GROUP, |m| {
+                    (if EXPERT_PLANES[index].starts_with("w2") { m.width } else { m.latent }) as u64
+                });
+            let groups = columns / GROUP;
+            return Err(ImportError::NanScale {
+                path: source.shard_path(place.shard),
+                tensor: format!(
+                    "{TEXT_PREFIX}model.layers.{}.block_sparse_moe.experts.{}.{}",
+                    layer.0, expert.0, EXPERT_PLANES[index]
+                ),
+                row: at as u64 / groups,
+                group: at as u64 % groups,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Asks the kernel to fetch an expert's planes while the one before it is being hashed and written.
+pub(super) fn read_ahead(source: &Checkpoint, reader: &mut TensorReader<'_>, layer: LayerId, expert: ExpertId) {
+    for place in source.planes(layer, expert).into_iter().flatten() {
+        if let Ok(file) = reader.file(place.shard) {
+            // advice only
+            let _ = cache::will_need(file, place.extent.offset, place.extent.len);
+        }
+    }
+}
+
+/// Both manifests of a store, still without the model's id, from the digests of all items.
+pub(super) fn manifests(
+    source: &Checkpoint,
+    layout: &Layout,
+    digest: &dyn Fn(Item) -> Digest,
+) -> (StoreManifest, DriveManifest) {
+    let trunk =
+        source.trunk().iter().zip(&layout.trunk_offsets).enumerate().map(|(index, (tensor, &offset))| TrunkTensor {
+            name: tensor.spec.name.clone(),
+            dtype: tensor.spec.dtype,
+            shape: tensor.spec.shape.clone(),
+            offset,
+            digest: digest(Item::Trunk(index as u32)),
+        });
+    let store = StoreManifest {
+        version: FORMAT_VERSION,
+        model_id: String::new(),
+        name: folder_name(source),
+        trunk_format: "bf16".into(),
+        config_digest: Digest::of(source.config_bytes()),
+        moe_layers: source.moe_layers().to_vec(),
+        experts: layout.experts,
+        expert_bytes: layout.expert_bytes,
+        trunk: trunk.collect(),
+    };
+    let mut drive = DriveManifest::empty("", layout.expert_bytes);
+    for (row, &layer) in source.moe_layers().iter().enumerate() {
+        let first = row as u32 * layout.experts;
+        let entry = |e| DriveExpert { expert: ExpertId(e as u16), slot: e, digest: digest(Item::Expert(first + e)) };
+        drive.layers.insert(layer, (0..layout.experts).map(entry).collect());
+    }
+    (store, drive)
+}
+
+fn folder_name(source: &Checkpoint) -> String {
+    let full = source.folder().canonicalize().unwrap_or_else(|_| source.folder().to_path_buf());
+    full.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned())
+}

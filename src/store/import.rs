@@ -1,0 +1,477 @@
+//! From a checkpoint to a store: copies the trunk and every expert in bounded memory, one thread, plain positional
+//! reads. A kill at any moment loses at most the batch that was not yet in the journal, and nothing looks finished
+//! until `store.json`, which is written last.
+
+use super::copy::{manifests, read_ahead, read_expert, stream};
+use super::journal::{Item, JOURNAL_FILE, Journal};
+use super::manifest::{
+    Digest, DriveManifest, ManifestError, STORE_FILE, StoreManifest, TRUNK_ALIGN, TRUNK_FILE, drive_folder, pack_name,
+};
+use super::target::Target;
+use super::{confirm, identity};
+use crate::ids::{ExpertId, LayerId};
+use crate::model::checkpoint::{CONFIG_FILE, Checkpoint, GENERATION_FILE, read_bounded};
+use crate::model::safetensors::CheckpointError;
+use crate::sys::{durable, space};
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Folder under `argodrive/` that holds packs until the model's id is known.
+const UNNAMED: &str = "importing";
+/// Files beside the weights that a store keeps when the checkpoint has them.
+const SIDE_FILES: [&str; 5] =
+    [GENERATION_FILE, "tokenizer.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja"];
+/// Largest side file accepted.
+const MAX_SIDE_BYTES: u64 = 128 << 20;
+/// Bytes of a trunk tensor that are in memory at a time.
+const CHUNK_BYTES: usize = 4 << 20;
+/// Free space wanted beyond the data itself, for manifests, journal and side files.
+const SPARE_BYTES: u64 = 16 << 20;
+
+/// Why an import stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The checkpoint is not as it should be.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A manifest could not be read or written.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// A file of the store could not be written.
+    #[error("{}: {source}; what is done is kept, run the same command again to go on", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The disk is full.
+    #[error("{}: the disk is full ({source}); what is done is kept: free some space and run the same command again", path.display())]
+    DiskFull {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// There is not enough room to begin.
+    #[error("{}: not enough free space: needs {needs} bytes, has {has}; free some or choose another --store", store.display())]
+    NoSpace {
+        /// The store.
+        store: PathBuf,
+        /// Bytes still to be written.
+        needs: u64,
+        /// Bytes free.
+        has: u64,
+    },
+    /// Another process is importing into this store.
+    #[error("{}: another import into this store is running", store.display())]
+    Busy {
+        /// The store.
+        store: PathBuf,
+    },
+    /// The store holds, or is becoming, something else.
+    #[error("{}: begun with another checkpoint: {reason}; remove the folder to start over, or choose another --store", store.display())]
+    OtherCheckpoint {
+        /// The store.
+        store: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// The store is complete and holds another model.
+    #[error("{}: already holds another model ({reason}); it is not overwritten, choose another --store", store.display())]
+    OtherModel {
+        /// The store.
+        store: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// The target folder cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Target {
+        /// The folder or file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// An expert's scale is not a number.
+    #[error("{}: tensor {tensor}: the scale of row {row}, group {group} is 255 (NaN); the checkpoint is damaged", path.display())]
+    NanScale {
+        /// The shard.
+        path: PathBuf,
+        /// Full tensor name.
+        tensor: String,
+        /// Row of the scale plane.
+        row: u64,
+        /// Group of 32 columns inside the row.
+        group: u64,
+    },
+}
+
+impl ImportError {
+    pub(super) fn io(path: &Path, source: std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ImportError::DiskFull { path, source },
+            _ => ImportError::Io { path, source },
+        }
+    }
+}
+
+/// How to import.
+#[derive(Clone, Copy, Debug)]
+pub struct ImportOptions {
+    /// Bytes written between two entries of the journal: what a kill can lose at most (one trunk tensor if that is
+    /// larger).
+    pub batch_bytes: u64,
+}
+
+impl Default for ImportOptions {
+    fn default() -> Self {
+        Self { batch_bytes: 64 << 20 }
+    }
+}
+
+/// How far an import is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes copied, checked, or found done.
+    pub done_bytes: u64,
+    /// Bytes altogether.
+    pub total_bytes: u64,
+}
+
+/// What an import did.
+#[derive(Clone, Debug)]
+pub struct ImportReport {
+    /// The store's manifest.
+    pub manifest: StoreManifest,
+    /// The store was complete before: everything was compared and nothing written.
+    pub was_complete: bool,
+    /// Experts copied in this run.
+    pub experts_written: u64,
+    /// Experts that an earlier run had copied.
+    pub experts_reused: u64,
+    /// Trunk tensors copied in this run.
+    pub trunk_written: u64,
+    /// Trunk tensors that an earlier run had copied.
+    pub trunk_reused: u64,
+    /// Bytes of trunk and experts written in this run.
+    pub bytes_written: u64,
+    /// Vision tensors left out.
+    pub vision_skipped: u64,
+    /// Side files copied.
+    pub side_files: Vec<String>,
+}
+
+/// Imports the checkpoint in `checkpoint` into the store folder `store`, going on where an earlier run stopped.
+pub fn import(
+    checkpoint: &Path,
+    store: &Path,
+    options: &ImportOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<ImportReport, ImportError> {
+    let source = Checkpoint::open(checkpoint)?;
+    std::fs::create_dir_all(store).map_err(|e| ImportError::io(store, e))?;
+    refuse_same_folder(checkpoint, store)?;
+    if store.join(STORE_FILE).exists() {
+        return confirm::complete_store(&source, store, progress);
+    }
+    refuse_foreign_files(store)?;
+    let (journal, done) = Journal::open(store, &source)?;
+    let layout = Layout::of(&source);
+    let mut import = Import {
+        done: HashMap::new(),
+        reused: (0, 0),
+        written: (0, 0),
+        bytes_written: 0,
+        at: Progress { done_bytes: 0, total_bytes: layout.total_bytes() },
+        packs: drive_folder(store, UNNAMED),
+        source: &source,
+        store,
+        options,
+        layout,
+        journal,
+        progress,
+    };
+    import.resume(done);
+    let needs = import.at.total_bytes - import.at.done_bytes + SPARE_BYTES;
+    let has = space::free_bytes(store).map_err(|e| ImportError::io(store, e))?;
+    if needs > has {
+        let fresh = import.journal.is_fresh();
+        if fresh {
+            import.journal.remove()?;
+            let _ = std::fs::remove_dir(store);
+        }
+        return Err(ImportError::NoSpace { store: store.to_path_buf(), needs, has });
+    }
+    import.copy_trunk()?;
+    import.copy_experts()?;
+    import.finish()
+}
+
+/// Where everything goes; follows from the checkpoint's table alone.
+pub(super) struct Layout {
+    pub(super) trunk_offsets: Vec<u64>,
+    trunk_file_bytes: u64,
+    trunk_payload: u64,
+    pub(super) expert_bytes: u64,
+    slot_bytes: u64,
+    pub(super) experts: u32,
+    expert_count: u64,
+}
+
+impl Layout {
+    pub(super) fn of(source: &Checkpoint) -> Self {
+        // shard sizes bound every sum: each tensor was checked to lie inside its file
+        let (mut offset, mut payload, mut trunk_offsets) = (0u64, 0u64, Vec::new());
+        for tensor in source.trunk() {
+            trunk_offsets.push(offset);
+            payload += tensor.place.extent.len;
+            offset = (offset + tensor.place.extent.len).next_multiple_of(TRUNK_ALIGN);
+        }
+        let expert_bytes = source.expert_bytes();
+        Self {
+            trunk_offsets,
+            trunk_file_bytes: offset,
+            trunk_payload: payload,
+            expert_bytes,
+            slot_bytes: DriveManifest::empty("", expert_bytes).slot_bytes,
+            experts: source.experts(),
+            expert_count: source.moe_layers().len() as u64 * u64::from(source.experts()),
+        }
+    }
+
+    fn pack_bytes(&self) -> u64 {
+        self.slot_bytes * u64::from(self.experts)
+    }
+
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.trunk_payload + self.expert_bytes * self.expert_count
+    }
+}
+
+/// An import under way.
+struct Import<'a> {
+    source: &'a Checkpoint,
+    store: &'a Path,
+    options: &'a ImportOptions,
+    layout: Layout,
+    journal: Journal,
+    done: HashMap<Item, Digest>,
+    packs: PathBuf,
+    reused: (u64, u64),
+    written: (u64, u64),
+    bytes_written: u64,
+    at: Progress,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Import<'_> {
+    /// Believes the journal as far as the files it speaks of are there.
+    fn resume(&mut self, journaled: Vec<(Item, Digest)>) {
+        let is = |path: &Path, len: u64| std::fs::metadata(path).is_ok_and(|m| m.len() == len);
+        self.done = journaled.into_iter().collect();
+        let all = self.source.trunk().len() as u64 + self.layout.expert_count;
+        if !self.packs.exists() && self.done.len() as u64 == all {
+            // killed after the packs had got their final name
+            let (store, drive) = self.manifests();
+            let named = drive_folder(self.store, &identity::model_id(&store, &drive));
+            if named.exists() {
+                self.packs = named;
+            }
+        }
+        let trunk = is(&self.store.join(TRUNK_FILE), self.layout.trunk_file_bytes);
+        let pack = |l: &LayerId| is(&self.packs.join(pack_name(*l)), self.layout.pack_bytes());
+        let packs: Vec<bool> = self.source.moe_layers().iter().map(pack).collect();
+        let experts = self.layout.experts.max(1);
+        self.done.retain(|item, _| match item {
+            Item::Trunk(n) => trunk && (*n as usize) < self.source.trunk().len(),
+            Item::Expert(n) => packs.get((n / experts) as usize).copied().unwrap_or(false),
+        });
+        if packs.contains(&false) {
+            self.packs = drive_folder(self.store, UNNAMED);
+        }
+        for item in self.done.keys() {
+            match item {
+                Item::Trunk(n) => {
+                    self.reused.0 += 1;
+                    self.at.done_bytes += self.source.trunk()[*n as usize].place.extent.len;
+                }
+                Item::Expert(_) => {
+                    self.reused.1 += 1;
+                    self.at.done_bytes += self.layout.expert_bytes;
+                }
+            }
+        }
+        (self.progress)(self.at);
+    }
+
+    fn copy_trunk(&mut self) -> Result<(), ImportError> {
+        let mut target = Target::open(&self.store.join(TRUNK_FILE), self.layout.trunk_file_bytes)?;
+        let source = self.source;
+        let mut reader = source.reader();
+        let mut buffer = vec![0u8; CHUNK_BYTES];
+        let copied = (|| {
+            for (index, tensor) in source.trunk().iter().enumerate() {
+                let item = Item::Trunk(index as u32);
+                if self.done.contains_key(&item) {
+                    continue;
+                }
+                let to = self.layout.trunk_offsets[index];
+                let digest = stream(&mut reader, &tensor.place, &mut buffer, &mut |skip, bytes| {
+                    target.write(to + skip, bytes)?;
+                    self.at.done_bytes += bytes.len() as u64;
+                    (self.progress)(self.at);
+                    Ok(())
+                })?;
+                self.written.0 += 1;
+                self.bytes_written += tensor.place.extent.len;
+                self.note(item, digest);
+                if target.dirty_bytes() >= self.options.batch_bytes {
+                    target.commit(&mut self.journal)?;
+                }
+            }
+            Ok(())
+        })();
+        settle(copied, &mut target, &mut self.journal)
+    }
+
+    fn copy_experts(&mut self) -> Result<(), ImportError> {
+        std::fs::create_dir_all(&self.packs).map_err(|e| ImportError::io(&self.packs, e))?;
+        let source = self.source;
+        let mut reader = source.reader();
+        let mut buffer = vec![0u8; self.layout.expert_bytes as usize];
+        for (row, &layer) in source.moe_layers().iter().enumerate() {
+            let first = row as u32 * self.layout.experts;
+            let todo = (0..self.layout.experts).filter(|e| !self.done.contains_key(&Item::Expert(first + e)));
+            let todo: Vec<u32> = todo.collect();
+            if todo.is_empty() {
+                continue;
+            }
+            let mut target = Target::open(&self.packs.join(pack_name(layer)), self.layout.pack_bytes())?;
+            let copied = (|| {
+                for (index, &expert) in todo.iter().enumerate() {
+                    if let Some(&next) = todo.get(index + 1) {
+                        read_ahead(source, &mut reader, layer, ExpertId(next as u16));
+                    }
+                    read_expert(source, &mut reader, layer, ExpertId(expert as u16), &mut buffer)?;
+                    target.write(u64::from(expert) * self.layout.slot_bytes, &buffer)?;
+                    self.written.1 += 1;
+                    self.bytes_written += self.layout.expert_bytes;
+                    self.at.done_bytes += self.layout.expert_bytes;
+                    self.note(Item::Expert(first + expert), Digest::of(&buffer));
+                    (self.progress)(self.at);
+                    if target.dirty_bytes() >= self.options.batch_bytes {
+                        target.commit(&mut self.journal)?;
+                    }
+                }
+                Ok(())
+            })();
+            settle(copied, &mut target, &mut self.journal)?;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, item: Item, digest: Digest) {
+        self.journal.note(item, digest);
+        self.done.insert(item, digest);
+    }
+
+    /// Both manifests from what is done, still without the model's id.
+    fn manifests(&self) -> (StoreManifest, DriveManifest) {
+        manifests(self.source, &self.layout, &|item| self.done.get(&item).copied().unwrap_or(Digest(0)))
+    }
+
+    fn finish(self) -> Result<ImportReport, ImportError> {
+        if let Some(name) = self.source.changed_shard() {
+            let path = self.source.folder().join(name);
+            let reason = "changed while it was being imported; remove the store's folder and import again".into();
+            return Err(ImportError::Target { path, reason });
+        }
+        let (mut store, mut drive) = self.manifests();
+        store.model_id = identity::model_id(&store, &drive);
+        drive.model_id.clone_from(&store.model_id);
+        let named = drive_folder(self.store, &store.model_id);
+        drive.save(&self.packs)?;
+        if self.packs != named {
+            std::fs::rename(&self.packs, &named).map_err(|e| match e.kind() {
+                ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists => ImportError::Target {
+                    path: named.clone(),
+                    reason: "a drive folder of this model is already here; move it away and run again".into(),
+                },
+                _ => ImportError::io(&named, e),
+            })?;
+            let parent = self.store.join("argodrive");
+            durable::sync_folder(&parent).map_err(|e| ImportError::io(&parent, e))?;
+        }
+        let mut side_files = Vec::new();
+        for name in SIDE_FILES {
+            let from = self.source.folder().join(name);
+            if from.exists() {
+                let bytes = read_bounded(&from, MAX_SIDE_BYTES)?;
+                let to = self.store.join(name);
+                durable::write_atomic(&to, &bytes).map_err(|e| ImportError::io(&to, e))?;
+                side_files.push(name.to_string());
+            }
+        }
+        let to = self.store.join(CONFIG_FILE);
+        durable::write_atomic(&to, self.source.config_bytes()).map_err(|e| ImportError::io(&to, e))?;
+        store.save(self.store)?;
+        self.journal.remove()?;
+        remove_leftovers(self.store);
+        Ok(ImportReport {
+            manifest: store,
+            was_complete: false,
+            experts_written: self.written.1,
+            experts_reused: self.reused.1,
+            trunk_written: self.written.0,
+            trunk_reused: self.reused.0,
+            bytes_written: self.bytes_written,
+            vision_skipped: self.source.skipped_vision(),
+            side_files,
+        })
+    }
+}
+
+/// Commits what was finished, also after a failure; the failure wins.
+fn settle(copied: Result<(), ImportError>, target: &mut Target, journal: &mut Journal) -> Result<(), ImportError> {
+    let committed = target.commit(journal);
+    copied.and(committed)
+}
+
+fn refuse_same_folder(checkpoint: &Path, store: &Path) -> Result<(), ImportError> {
+    let real = |p: &Path| p.canonicalize().map_err(|e| ImportError::io(p, e));
+    if real(checkpoint)? == real(store)? {
+        let reason = "is the checkpoint's own folder; --store must be another one".into();
+        return Err(ImportError::Target { path: store.to_path_buf(), reason });
+    }
+    Ok(())
+}
+
+/// A folder that is no store must not hold files that an import would write over.
+fn refuse_foreign_files(store: &Path) -> Result<(), ImportError> {
+    if store.join(JOURNAL_FILE).exists() {
+        return Ok(());
+    }
+    match [CONFIG_FILE, TRUNK_FILE].iter().chain(&SIDE_FILES).map(|n| store.join(n)).find(|p| p.exists()) {
+        Some(path) => {
+            let reason = "is in the way: the folder is not a store; choose an empty folder for --store".into();
+            Err(ImportError::Target { path, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Removes temporary files that killed runs left beside the store's files.
+fn remove_leftovers(store: &Path) {
+    let ours = [CONFIG_FILE, STORE_FILE].into_iter().chain(SIDE_FILES);
+    let prefixes: Vec<String> = ours.map(|name| format!("{name}.")).collect();
+    for entry in std::fs::read_dir(store).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".tmp") && prefixes.iter().any(|p| name.starts_with(p)) {
+            // a leftover that cannot be removed does no harm
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Reading and writing `store.json` and `drive.json`: version first, then shape, then whether the content can be true.
+
+use super::journal::JOURNAL_FILE;
+use super::manifest::{
+    Container, DRIVE_FILE, DriveManifest, FORMAT_VERSION, ManifestError, SLOT_ALIGN, STORE_FILE, StoreManifest,
+    TRUNK_ALIGN,
+};
+use super::trunk::byte_len;
+use serde::de::DeserializeOwned;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+/// Largest manifest accepted (K3's drive.json has about 6 MB).
+const MAX_MANIFEST_BYTES: u64 = 256 << 20;
+
+impl StoreManifest {
+    /// Reads and checks the `store.json` of the store in `folder`.
+    pub fn open(folder: &Path) -> Result<Self, ManifestError> {
+        let path = folder.join(STORE_FILE);
+        if !path.exists() {
+            let reason = if folder.join(JOURNAL_FILE).exists() {
+                let store = folder.display();
+                format!(
+                    "import was not finished; run `argodrive import <checkpoint> --store {store}` again, it goes on where it stopped"
+                )
+            } else {
+                "no such file: this folder is not a store; make one with `argodrive import <checkpoint> --store <folder>`".into()
+            };
+            return Err(ManifestError::Inconsistent { path, reason });
+        }
+        let manifest: Self = read(&path)?;
+        manifest.check().map_err(|reason| ManifestError::Inconsistent { path, reason })?;
+        Ok(manifest)
+    }
+
+    /// Writes `store.json` into `folder`, whole or not at all.
+    pub fn save(&self, folder: &Path) -> Result<(), ManifestError> {
+        write(&folder.join(STORE_FILE), self, self.check())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_id(&self.model_id)?;
+        if self.trunk_format != "bf16" {
+            return Err(format!("trunk format `{}` is unknown; this program reads bf16", self.trunk_format));
+        }
+        if self.moe_layers.windows(2).any(|w| w[0] >= w[1]) {
+            return Err("moe_layers is not ascending".into());
+        }
+        if !self.moe_layers.is_empty() && (self.experts == 0 || self.expert_bytes == 0) {
+            return Err("moe_layers is given, but experts or expert_bytes is 0".into());
+        }
+        if self.experts > u32::from(u16::MAX) || self.expert_bytes > u64::from(u32::MAX) {
+            return Err("experts or expert_bytes is too large".into());
+        }
+        let mut free_from = 0u64;
+        for tensor in &self.trunk {
+            let end = byte_len(&tensor.shape, tensor.dtype).and_then(|len| len.checked_add(tensor.offset));
+            let Some(end) = end else {
+                return Err(format!("tensor {} does not fit in 64 bits", tensor.name));
+            };
+            if tensor.offset < free_from || !tensor.offset.is_multiple_of(TRUNK_ALIGN) {
+                return Err(format!("tensor {} overlaps the one before it or is not aligned", tensor.name));
+            }
+            free_from = end;
+        }
+        Ok(())
+    }
+}
+
+impl DriveManifest {
+    /// Reads and checks the `drive.json` in the drive folder `folder` (`<mount>/argodrive/<model-id>`).
+    pub fn open(folder: &Path) -> Result<Self, ManifestError> {
+        let path = folder.join(DRIVE_FILE);
+        let manifest: Self = read(&path)?;
+        manifest.check().map_err(|reason| ManifestError::Inconsistent { path, reason })?;
+        Ok(manifest)
+    }
+
+    /// Writes `drive.json` into `folder`, whole or not at all.
+    pub fn save(&self, folder: &Path) -> Result<(), ManifestError> {
+        write(&folder.join(DRIVE_FILE), self, self.check())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_id(&self.model_id)?;
+        if self.expert_bytes > u64::from(u32::MAX) {
+            return Err("expert_bytes is too large".into());
+        }
+        let pack = self.container == Container::Pack;
+        if pack && (self.slot_bytes < self.expert_bytes || !self.slot_bytes.is_multiple_of(SLOT_ALIGN)) {
+            return Err(format!(
+                "slot_bytes is {}; it must be a multiple of {SLOT_ALIGN} and hold an expert of {} bytes",
+                self.slot_bytes, self.expert_bytes
+            ));
+        }
+        for (layer, row) in &self.layers {
+            if let Some(w) = row.windows(2).find(|w| w[0].expert >= w[1].expert) {
+                return Err(format!(
+                    "layer {}: expert {} does not come after {}",
+                    layer.0, w[1].expert.0, w[0].expert.0
+                ));
+            }
+            if !pack {
+                continue;
+            }
+            let mut slots: Vec<u32> = row.iter().map(|e| e.slot).collect();
+            slots.sort_unstable();
+            if let Some(w) = slots.windows(2).find(|w| w[0] == w[1]) {
+                return Err(format!("layer {}: slot {} is given to two experts", layer.0, w[0]));
+            }
+            let last = slots.last().copied().unwrap_or(0);
+            if (u64::from(last) + 1).checked_mul(self.slot_bytes).is_none() {
+                return Err(format!("layer {}: slot {last} lies beyond any file", layer.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_id(id: &str) -> Result<(), String> {
+    // the id becomes a folder name
+    if id.len() == 32 && id.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+        Ok(())
+    } else {
+        Err(format!("model id `{}` is not 32 lower-case hex digits", id.escape_default()))
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ManifestError> {
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let io = |source| ManifestError::Io { path: path.to_path_buf(), source };
+    let syntax = |e: serde_json::Error| ManifestError::Syntax { path: path.to_path_buf(), reason: e.to_string() };
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|f| f.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes)).map_err(io)?;
+    if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+        return Err(io(ErrorKind::FileTooLarge.into()));
+    }
+    // the version comes first: a newer file may not have this version's shape
+    let seen = serde_json::from_slice::<Versioned>(&bytes).map_err(syntax)?.version;
+    if seen > FORMAT_VERSION {
+        return Err(ManifestError::Version { path: path.to_path_buf(), seen });
+    }
+    if seen == 0 {
+        let reason = "format version 0 has never existed".into();
+        return Err(ManifestError::Inconsistent { path: path.to_path_buf(), reason });
+    }
+    serde_json::from_slice(&bytes).map_err(syntax)
+}
+
+fn write<T: serde::Serialize>(path: &Path, value: &T, check: Result<(), String>) -> Result<(), ManifestError> {
+    let path = path.to_path_buf();
+    check.map_err(|reason| ManifestError::Inconsistent { path: path.clone(), reason })?;
+    let text = serde_json::to_string(value)
+        .map_err(|e| ManifestError::Syntax { path: path.clone(), reason: e.to_string() })?;
+    crate::sys::durable::write_atomic(&path, text.as_bytes()).map_err(|source| ManifestError::Io { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::{Digest, DriveExpert, TrunkTensor};
+    use super::*;
+    use crate::ids::{ExpertId, LayerId};
+    use crate::model::tensors::DType;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    fn drive() -> DriveManifest {
+        let mut drive = DriveManifest::empty(ID, 26_112);
+        let entry = |expert, slot| DriveExpert { expert: ExpertId(expert), slot, digest: Digest(5) };
+        drive.layers.insert(LayerId(3), vec![entry(0, 2), entry(4, 0)]);
+        drive
+    }
+
+    fn store() -> StoreManifest {
+        let tensor = |name: &str, offset| TrunkTensor {
+            name: name.into(),
+            dtype: DType::BF16,
+            shape: vec![3000],
+            offset,
+            digest: Digest(1),
+        };
+        StoreManifest {
+            version: 1,
+            model_id: ID.into(),
+            name: "x".into(),
+            trunk_format: "bf16".into(),
+            config_digest: Digest(2),
+            moe_layers: vec![LayerId(1)],
+            experts: 8,
+            expert_bytes: 26_112,
+            trunk: vec![tensor("a", 0), tensor("b", 8192)],
+        }
+    }
+
+    #[test]
+    fn both_come_back_as_they_were_written() {
+        let dir = tempfile::tempdir().unwrap();
+        drive().save(dir.path()).unwrap();
+        assert_eq!(DriveManifest::open(dir.path()).unwrap(), drive());
+        store().save(dir.path()).unwrap();
+        assert_eq!(StoreManifest::open(dir.path()).unwrap(), store());
+    }
+
+    #[test]
+    fn a_drive_manifest_that_cannot_be_true_is_refused() {
+        type Edit = fn(&mut DriveManifest);
+        let row = |d: &mut DriveManifest| d.layers.values_mut().next().unwrap().clone();
+        assert_eq!(row(&mut drive()).len(), 2);
+        let edits: [(Edit, &str); 5] = [
+            (|d| d.layers.values_mut().for_each(|r| r[1].slot = 2), "slot 2 is given to two experts"),
+            (|d| d.layers.values_mut().for_each(|r| r[1].expert = ExpertId(0)), "does not come after"),
+            (|d| d.slot_bytes = 1000, "slot_bytes"),
+            (|d| d.model_id = "../../../../../../../../../../../".into(), "32 lower-case hex"),
+            (|d| d.expert_bytes = 1 << 40, "expert_bytes"),
+        ];
+        for (edit, message) in edits {
+            let dir = tempfile::tempdir().unwrap();
+            let mut bad = drive();
+            edit(&mut bad);
+            std::fs::write(dir.path().join(DRIVE_FILE), serde_json::to_vec(&bad).unwrap()).unwrap();
+            let error = DriveManifest::open(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains("drive.json"), "{error}");
+            assert!(bad.save(dir.path()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_store_manifest_that_cannot_be_true_is_refused() {
+        type Edit = fn(&mut StoreManifest);
+        let edits: [(Edit, &str); 4] = [
+            (|s| s.trunk[1].offset = 4096, "tensor b overlaps"),
+            (|s| s.trunk[1].offset = 8200, "tensor b overlaps the one before it or is not aligned"),
+            (|s| s.trunk[0].shape = vec![u64::MAX, 4], "tensor a does not fit"),
+            (|s| s.trunk_format = "int3".into(), "int3"),
+        ];
+        for (edit, message) in edits {
+            let dir = tempfile::tempdir().unwrap();
+            let mut bad = store();
+            edit(&mut bad);
+            std::fs::write(dir.path().join(STORE_FILE), serde_json::to_vec(&bad).unwrap()).unwrap();
+            let error = StoreManifest::open(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains("store.json"), "{error}");
+        }
+    }
+
+    #[test]
+    fn newer_unknown_and_unfinished_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || StoreManifest::open(dir.path()).unwrap_err().to_string();
+        assert!(open().contains("not a store"));
+        std::fs::write(dir.path().join(JOURNAL_FILE), "").unwrap();
+        assert!(open().contains("import was not finished; run `argodrive import"));
+        std::fs::write(dir.path().join(STORE_FILE), r#"{"version":2,"whatever":1}"#).unwrap();
+        assert!(open().contains("use a newer argodrive"));
+        std::fs::write(dir.path().join(STORE_FILE), r#"{"version":1,"whatever":1}"#).unwrap();
+        assert!(open().contains("unknown field"));
+    }
+}

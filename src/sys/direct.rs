@@ -1,0 +1,128 @@
+//! Opening files past the page cache, and what alignment the kernel then wants. A flag proves nothing (memory file
+//! systems accept `O_DIRECT`), so callers ask [`is_memory_file_system`] and measure residency as well.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Alignment of direct reads of one file, in bytes; both are powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DioAlignment {
+    /// Of buffer addresses.
+    pub memory_bytes: u32,
+    /// Of offsets and lengths.
+    pub offset_bytes: u32,
+    /// The kernel said so; otherwise it is the page-sized guess for kernels without `STATX_DIOALIGN` (before 6.1).
+    pub reported: bool,
+}
+
+/// A file that is read past the page cache.
+#[derive(Debug)]
+pub struct DirectFile {
+    /// The open file.
+    pub file: File,
+    /// What its reads must be aligned to.
+    pub alignment: DioAlignment,
+}
+
+/// Alignment that every known device accepts; used where the kernel reports none.
+const SAFE_ALIGN: u32 = 4096;
+
+/// Opens `path` for direct reads. An `Unsupported` error says why the file system cannot.
+pub fn open_direct(path: &Path) -> io::Result<DirectFile> {
+    if is_memory_file_system(path)? {
+        return Err(unsupported("it lies on a memory file system, where direct reads measure memory"));
+    }
+    open_past_cache(path)
+}
+
+fn unsupported(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, format!("no direct reads: {why}"))
+}
+
+#[cfg(target_os = "linux")]
+fn open_past_cache(path: &Path) -> io::Result<DirectFile> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let opened = File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
+    let file = opened.map_err(|e| match e.raw_os_error() {
+        Some(libc::EINVAL) => unsupported("the file system refuses O_DIRECT"),
+        _ => e,
+    })?;
+    let alignment = alignment_of(&file)?;
+    Ok(DirectFile { file, alignment })
+}
+
+/// What `statx` says about direct reads of an open file.
+#[cfg(target_os = "linux")]
+pub fn alignment_of(file: &File) -> io::Result<DioAlignment> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let stat = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(DioAlignment { memory_bytes: SAFE_ALIGN, offset_bytes: SAFE_ALIGN, reported: false });
+    }
+    let (memory_bytes, offset_bytes) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+    if offset_bytes == 0 {
+        return Err(unsupported("statx reports no direct I/O for this file"));
+    }
+    if !memory_bytes.is_power_of_two() || !offset_bytes.is_power_of_two() {
+        return Err(unsupported(&format!("statx reports alignments {memory_bytes} and {offset_bytes}")));
+    }
+    Ok(DioAlignment { memory_bytes, offset_bytes, reported: true })
+}
+
+#[cfg(target_os = "macos")]
+fn open_past_cache(path: &Path) -> io::Result<DirectFile> {
+    use std::os::fd::AsRawFd;
+    let file = File::open(path)?;
+    // SAFETY: F_NOCACHE takes an int and touches no memory of ours; the descriptor is open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    let alignment = DioAlignment { memory_bytes: SAFE_ALIGN, offset_bytes: SAFE_ALIGN, reported: false };
+    Ok(DirectFile { file, alignment })
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn open_past_cache(_path: &Path) -> io::Result<DirectFile> {
+    Err(unsupported("not implemented for this operating system"))
+}
+
+/// Whether `path` lies on a file system whose files are memory (tmpfs, ramfs, hugetlbfs).
+pub fn is_memory_file_system(path: &Path) -> io::Result<bool> {
+    #[cfg(target_os = "linux")]
+    {
+        // include/uapi/linux/magic.h
+        const TMPFS: u32 = 0x0102_1994;
+        const RAMFS: u32 = 0x8584_58f6;
+        const HUGETLBFS: u32 = 0x9584_58f6;
+        let kind = rustix::fs::statfs(path)?.f_type as u32;
+        Ok([TMPFS, RAMFS, HUGETLBFS].contains(&kind))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        std::fs::metadata(path).map(|_| false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn alignment_is_a_power_of_two_and_memory_is_recognised() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR").to_string() + "/target").unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, vec![1u8; 8192]).unwrap();
+        let direct = open_direct(&path).unwrap();
+        assert!(direct.alignment.offset_bytes.is_power_of_two() && direct.alignment.memory_bytes.is_power_of_two());
+        let shm = Path::new("/dev/shm");
+        if shm.is_dir() {
+            assert!(is_memory_file_system(shm).unwrap());
+            let file = tempfile::NamedTempFile::new_in(shm).unwrap();
+            let error = open_direct(file.path()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        }
+        assert_eq!(open_direct(&dir.path().join("gone")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

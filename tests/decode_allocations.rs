@@ -1,0 +1,94 @@
+//! Between the opening and the closing of a barrier a warmed-up session allocates nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use argodrive::clock::Clock;
+use argodrive::decode::{Decoder, Logits, Session, SessionOptions};
+use argodrive::ids::{ExpertId, LayerId};
+use argodrive::source::{ExpertSource, Lease, Phase, SourceError, StepInfo};
+use common::{TestSource, load};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator with a count per thread.
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; the count lives in a thread-local cell that needs no
+// allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's contract is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: `p` came from `alloc` above, hence from the system's allocator, with this layout.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Counts what happens outside its own calls while a barrier is open.
+struct Watch {
+    inner: TestSource,
+    left_at: u64,
+    outside: u64,
+    calls: u64,
+}
+
+fn count() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+impl ExpertSource for Watch {
+    fn open_barrier(&mut self, s: &StepInfo, l: LayerId, e: &[ExpertId]) -> Result<(), SourceError> {
+        self.inner.open_barrier(s, l, e)?;
+        self.left_at = count();
+        Ok(())
+    }
+
+    fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
+        self.outside += count() - self.left_at;
+        self.calls += 1;
+        let lease = self.inner.next_arrival();
+        self.left_at = count();
+        lease
+    }
+
+    fn close_barrier(&mut self) {
+        self.outside += count() - self.left_at;
+        self.inner.close_barrier();
+    }
+}
+
+#[test]
+fn nothing_is_allocated_while_a_barrier_is_open() {
+    let checkpoint = load("models/argo-mini");
+    let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
+    let options = SessionOptions { max_context: 64, max_rows: 16, clock: Clock::start() };
+    let mut s = Session::new(decoder, options).unwrap();
+    let mut source = Watch { inner: TestSource::new(&checkpoint.experts), left_at: 0, outside: 0, calls: 0 };
+    let prompt: Vec<u32> = (5..21).collect();
+    // Working memory is sized before the first layer, so not even the first pass allocates inside a barrier.
+    s.forward(&prompt, Phase::Prefill, &mut source, Logits::Last, None).unwrap();
+    assert!(count() > 0, "the count works");
+    for token in 30..34 {
+        s.forward(&[token], Phase::Decode, &mut source, Logits::Last, None).unwrap();
+    }
+    assert_eq!(source.outside, 0);
+    assert!(source.calls > 4 * 11 * 7);
+
+    // A whole warmed-up pass allocates nothing of its own either: what is counted is the source's record.
+    source.inner.barriers.reserve(64);
+    let before = count();
+    s.forward(&[40], Phase::Decode, &mut source, Logits::Last, None).unwrap();
+    assert_eq!(count() - before, 11, "one list of experts per barrier, kept by the test's source");
+}

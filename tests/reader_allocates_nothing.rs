@@ -1,0 +1,112 @@
+//! Between opening and closing a barrier nothing allocates, on any thread. Alone in its file, because the allocator
+//! counts for the whole process, except its main thread, where the test harness keeps its books.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use argodrive::clock::Clock;
+use argodrive::drive::spec::Emulation;
+use argodrive::ids::{DriveId, ExpertId, LayerId};
+use argodrive::layout::plan::{LayerHomes, PLAN_VERSION, Plan, PlanDrive, Shape};
+use argodrive::reader::{ExpertReader, ReaderOptions, mounts_of};
+use argodrive::source::{Barrier, Phase, StepInfo};
+use argodrive::store::manifest::{DRIVE_FILE, Digest, DriveExpert, DriveManifest, drive_folder, pack_name};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+struct Counting;
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system allocator unchanged; the counter allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: neither call has preconditions.
+        let main_thread = unsafe { libc::gettid() == libc::getpid() };
+        if ARMED.load(Ordering::Relaxed) && !main_thread {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn barriers_allocate_nothing() {
+    // On a thread of its own: with one test thread the harness runs tests on the main thread.
+    std::thread::spawn(run_barriers).join().unwrap();
+}
+
+fn run_barriers() {
+    const EXPERTS: u16 = 12;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let layer = LayerId(0);
+    let homes = LayerHomes(vec![vec![DriveId(0), DriveId(1)]; usize::from(EXPERTS)]);
+    let drive = |name: &str| PlanDrive { name: name.into(), path: dir.path().join(name) };
+    let plan = Plan {
+        version: PLAN_VERSION,
+        model_id: "m".into(),
+        store: "/store".into(),
+        inputs: std::collections::BTreeMap::new(),
+        planner: "test".into(),
+        seed: 0,
+        expert_bytes: 6000,
+        drives: vec![drive("real"), drive("emulated")],
+        shape: Shape::Whole,
+        layers: [(layer, homes)].into(),
+    };
+    for drive in &plan.drives {
+        let folder = drive_folder(&drive.path, "m");
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut manifest = DriveManifest::empty("m", 6000);
+        let file = std::fs::File::create(folder.join(pack_name(layer))).unwrap();
+        for e in 0..EXPERTS {
+            let bytes = vec![e as u8; 6000];
+            file.write_all_at(&bytes, u64::from(e) * manifest.slot_bytes).unwrap();
+            let entry = DriveExpert { expert: ExpertId(e), slot: u32::from(e), digest: Digest::of(&bytes) };
+            manifest.layers.entry(layer).or_default().push(entry);
+        }
+        std::fs::write(folder.join(DRIVE_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
+    }
+    let options = ReaderOptions {
+        buffer_bytes: 5 * 8192,
+        verify_digests: true,
+        trace_reads: 1000,
+        trace_barriers: 100,
+        ..ReaderOptions::default()
+    };
+    let mut mounts = mounts_of(&plan, None).unwrap();
+    let pace = Emulation { rate_bytes_per_s: 50_000_000, latency_ns: 100_000, per_read_ns: 1000, jitter: 0.1, seed: 1 };
+    mounts[1].emulate = Some(pace);
+    let mut reader = ExpertReader::open(&plan, &mounts, &options, Clock::start()).unwrap();
+    let handle = reader.handle();
+    let experts: Vec<ExpertId> = (0..EXPERTS).map(ExpertId).collect();
+    let step = StepInfo { step: 0, phase: Phase::Decode, pos: 0, rows: 1 };
+    let mut sum = 0u64;
+    for _ in 0..11 {
+        ARMED.store(true, Ordering::SeqCst);
+        let mut barrier = Barrier::open(&mut reader, &step, layer, &experts).unwrap();
+        while let Some(lease) = barrier.next_arrival().unwrap() {
+            sum += u64::from(lease.bytes()[0]);
+        }
+        drop(barrier);
+        ARMED.store(false, Ordering::SeqCst);
+    }
+    assert_eq!(sum, 11 * (0..u64::from(EXPERTS)).sum::<u64>());
+    let seen = handle.counters();
+    assert!(seen.waves > 11 && seen.drives.iter().all(|d| d.reads > 0), "waves and both drives took part");
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0);
+    ARMED.store(true, Ordering::SeqCst);
+    drop(std::hint::black_box(Box::new(1)));
+    ARMED.store(false, Ordering::SeqCst);
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 1, "the counter counts");
+}
