@@ -5,6 +5,8 @@
 
 pub mod ids;
 
+pub mod knob;
+
 pub mod clock;
 
 pub mod bound;

@@ -1,0 +1,143 @@
+//! Every knob that a run can be given, by name; and, in test builds only, switches that make a mechanism lie about one.
+//!
+//! `bench::evidence` says what proves each knob. With the cargo feature `sabotage` the code that carries a knob out asks
+//! [`skipped`] (asked for, but not done) and [`forced`] (off, but done all the same) at its own call site; a test then
+//! checks that a run with a lying mechanism is rejected by name. Without the feature both are constant `false`.
+
+macro_rules! knobs {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
+        /// A setting of a run.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Knob {
+            $($(#[$doc])* $variant),*
+        }
+
+        impl Knob {
+            /// All of them, in the order of the evidence table.
+            pub const ALL: &'static [Knob] = &[$(Knob::$variant),*];
+
+            /// The name in run configurations, tables and records.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Knob::$variant => $name),*
+                }
+            }
+
+            /// The knob of this name.
+            pub fn named(name: &str) -> Option<Knob> {
+                Knob::ALL.iter().copied().find(|k| k.name() == name)
+            }
+        }
+    };
+}
+
+knobs! {
+    /// Drives of the plan that must serve reads, and bytes by drive that match its homes.
+    Layout = "layout",
+    /// Copies beyond the primary that may be read.
+    Replicas = "replicas",
+    /// Which copy of an expert is read.
+    Dispatch = "dispatch",
+    /// Reads at once on each drive.
+    QueueDepth = "queue_depth",
+    /// Memory for experts in flight.
+    BufferBytes = "buffer_bytes",
+    /// Reading past the page cache.
+    Direct = "direct",
+    /// Checking each expert's digest as it arrives.
+    VerifyReads = "verify_reads",
+    /// Longest wait without an arrival.
+    ReadTimeout = "read_timeout",
+    /// Pace of emulated drives.
+    Pace = "pace",
+    /// Experts held in memory instead of streaming.
+    Resident = "resident",
+    /// Compute kernels.
+    Kernels = "kernels",
+    /// Prompt rows in one pass.
+    PrefillRows = "prefill_rows",
+    /// Most tokens of text.
+    MaxContext = "max_context",
+    /// Most tokens to generate.
+    MaxNew = "max_new",
+    /// Randomness of the choice of tokens.
+    Temperature = "temperature",
+    /// Probability that the candidates reach together.
+    TopP = "top_p",
+    /// Number of candidates.
+    TopK = "top_k",
+    /// Seed of the choice.
+    Seed = "seed",
+    /// Special tokens in the prompt.
+    Special = "special",
+    /// Writing every read and barrier.
+    Trace = "trace",
+}
+
+#[cfg(feature = "sabotage")]
+mod switches {
+    use super::Knob;
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    const NONE: i64 = -1;
+    static SKIPPED: AtomicI64 = AtomicI64::new(NONE);
+    static FORCED: AtomicI64 = AtomicI64::new(NONE);
+
+    /// Makes the mechanism behind `knob` do nothing although it is asked for.
+    pub fn skip(knob: Knob) {
+        SKIPPED.store(knob as i64, Ordering::SeqCst);
+    }
+
+    /// Makes the mechanism behind `knob` act although it is off (or act otherwise than asked).
+    pub fn force(knob: Knob) {
+        FORCED.store(knob as i64, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_skipped(knob: Knob) -> bool {
+        SKIPPED.load(Ordering::Relaxed) == knob as i64
+    }
+
+    pub(super) fn is_forced(knob: Knob) -> bool {
+        FORCED.load(Ordering::Relaxed) == knob as i64
+    }
+}
+
+#[cfg(feature = "sabotage")]
+pub use switches::{force, skip};
+
+/// Whether a test has told the mechanism behind `knob` to do nothing.
+#[inline(always)]
+pub fn skipped(knob: Knob) -> bool {
+    #[cfg(feature = "sabotage")]
+    return switches::is_skipped(knob);
+    #[cfg(not(feature = "sabotage"))]
+    {
+        let _ = knob;
+        false
+    }
+}
+
+/// Whether a test has told the mechanism behind `knob` to act although it is off.
+#[inline(always)]
+pub fn forced(knob: Knob) -> bool {
+    #[cfg(feature = "sabotage")]
+    return switches::is_forced(knob);
+    #[cfg(not(feature = "sabotage"))]
+    {
+        let _ = knob;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found_again() {
+        for (i, knob) in Knob::ALL.iter().enumerate() {
+            assert_eq!(Knob::named(knob.name()), Some(*knob));
+            assert!(Knob::ALL[..i].iter().all(|k| k.name() != knob.name()));
+        }
+    }
+}
