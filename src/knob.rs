@@ -38,6 +38,14 @@ knobs! {
     Replicas = "replicas",
     /// Which copy of an expert is read.
     Dispatch = "dispatch",
+    /// How reads are carried out.
+    Engine = "engine",
+    /// A kernel thread that takes reads from io_uring's ring.
+    Sqpoll = "sqpoll",
+    /// Reading an expert in parts from several homes at once.
+    Split = "split",
+    /// Asking a second home for the last read of a barrier when the first takes long.
+    Hedge = "hedge_after_permille",
     /// Reads at once on each drive.
     QueueDepth = "queue_depth",
     /// Memory for experts in flight.
@@ -45,9 +53,9 @@ knobs! {
     /// Reading past the page cache.
     Direct = "direct",
     /// Checking each expert's digest as it arrives.
-    VerifyReads = "verify_reads",
+    VerifyDigests = "verify_digests",
     /// Longest wait without an arrival.
-    ReadTimeout = "read_timeout",
+    ReadTimeout = "read_timeout_ms",
     /// Pace of emulated drives.
     Pace = "pace",
     /// Experts held in memory instead of streaming.
@@ -93,6 +101,12 @@ mod switches {
         FORCED.store(knob as i64, Ordering::SeqCst);
     }
 
+    /// Ends every lie.
+    pub fn tell_the_truth() {
+        SKIPPED.store(NONE, Ordering::SeqCst);
+        FORCED.store(NONE, Ordering::SeqCst);
+    }
+
     pub(super) fn is_skipped(knob: Knob) -> bool {
         SKIPPED.load(Ordering::Relaxed) == knob as i64
     }
@@ -103,7 +117,7 @@ mod switches {
 }
 
 #[cfg(feature = "sabotage")]
-pub use switches::{force, skip};
+pub use switches::{force, skip, tell_the_truth};
 
 /// Whether a test has told the mechanism behind `knob` to do nothing.
 #[inline(always)]

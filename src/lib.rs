@@ -3,6 +3,9 @@
 //!
 //! See `ARCHITECTURE.md` for the map. Modules are listed bottom up; each may use only those above it in this list.
 
+#[cfg(all(feature = "sabotage", not(debug_assertions)))]
+compile_error!("the feature `sabotage` makes mechanisms lie; it is for tests and never for a release build");
+
 pub mod ids;
 
 pub mod knob;
@@ -32,6 +35,8 @@ pub mod stage;
 pub mod trace;
 
 pub mod reader;
+
+pub mod replay;
 
 pub mod decode;
 

@@ -4,6 +4,7 @@
 use crate::clock::Clock;
 use crate::decode::{DecodeError, Decoder, KernelIsa, Session, SessionOptions};
 use crate::drive::spec::DriveSpec;
+use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanDrive, PlanError};
 use crate::layout::planner::{self, Catalog};
 use crate::layout::policy::Policy;
@@ -88,6 +89,12 @@ impl Model {
         Ok(Self { folder: folder.to_path_buf(), manifest, decoder, tokenizer, stop_ids })
     }
 
+    /// A prompt's tokens. Special tokens in `text` are recognised only when `special` is asked for.
+    pub fn encode_prompt(&self, text: &str, special: bool) -> Result<Vec<u32>, OpenError> {
+        let recognise = (special || knob::forced(Knob::Special)) && !knob::skipped(Knob::Special);
+        Ok(self.tokenizer.encode(text, recognise)?)
+    }
+
     /// What a planner places.
     pub fn catalog(&self) -> Catalog {
         Catalog {
@@ -107,7 +114,10 @@ impl Model {
     /// A new timeline for at most `max_context` tokens (0 = what the model was made for).
     pub fn session(&self, max_context: usize, max_rows: usize, clock: Clock) -> Result<Session, OpenError> {
         let longest = self.decoder.config().max_position_embeddings;
-        let max_context = if max_context == 0 { longest } else { max_context };
+        let mut max_context = if max_context == 0 { longest } else { max_context };
+        if knob::skipped(Knob::MaxContext) {
+            max_context = longest;
+        }
         Ok(Session::new(Arc::clone(&self.decoder), SessionOptions { max_context, max_rows, clock })?)
     }
 

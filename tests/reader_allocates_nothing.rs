@@ -6,13 +6,17 @@
 use argodrive::clock::Clock;
 use argodrive::drive::spec::Emulation;
 use argodrive::ids::{DriveId, ExpertId, LayerId};
+use argodrive::io::EngineKind;
 use argodrive::layout::plan::{LayerHomes, PLAN_VERSION, Plan, PlanDrive, Shape};
-use argodrive::reader::{ExpertReader, ReaderOptions, mounts_of};
+use argodrive::reader::{DispatchPolicy, ExpertReader, ReaderOptions, mounts_of};
 use argodrive::source::{Barrier, Phase, StepInfo};
 use argodrive::store::manifest::{DRIVE_FILE, Digest, DriveExpert, DriveManifest, drive_folder, pack_name};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Enough for the hedging to know the drives' latencies.
+const BARRIERS: u64 = 40;
 
 struct Counting;
 
@@ -43,18 +47,28 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn barriers_allocate_nothing() {
     // On a thread of its own: with one test thread the harness runs tests on the main thread.
-    std::thread::spawn(run_barriers).join().unwrap();
+    for (engine, sqpoll) in [
+        (EngineKind::Psync, false),
+        (EngineKind::Mmap, false),
+        (EngineKind::Buffered, false),
+        (EngineKind::Uring, false),
+        (EngineKind::Uring, true),
+    ] {
+        ALLOCATIONS.store(0, Ordering::SeqCst);
+        std::thread::spawn(move || run_barriers(engine, sqpoll)).join().unwrap();
+    }
 }
 
-fn run_barriers() {
+fn run_barriers(engine: EngineKind, sqpoll: bool) {
     const EXPERTS: u16 = 12;
+    const MODEL: &str = "00112233445566778899aabbccddeeff";
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let layer = LayerId(0);
     let homes = LayerHomes(vec![vec![DriveId(0), DriveId(1)]; usize::from(EXPERTS)]);
     let drive = |name: &str| PlanDrive { name: name.into(), path: dir.path().join(name) };
     let plan = Plan {
         version: PLAN_VERSION,
-        model_id: "m".into(),
+        model_id: MODEL.into(),
         store: "/store".into(),
         inputs: std::collections::BTreeMap::new(),
         planner: "test".into(),
@@ -65,9 +79,9 @@ fn run_barriers() {
         layers: [(layer, homes)].into(),
     };
     for drive in &plan.drives {
-        let folder = drive_folder(&drive.path, "m");
+        let folder = drive_folder(&drive.path, MODEL);
         std::fs::create_dir_all(&folder).unwrap();
-        let mut manifest = DriveManifest::empty("m", 6000);
+        let mut manifest = DriveManifest::empty(MODEL, 6000);
         let file = std::fs::File::create(folder.join(pack_name(layer))).unwrap();
         for e in 0..EXPERTS {
             let bytes = vec![e as u8; 6000];
@@ -78,21 +92,27 @@ fn run_barriers() {
         std::fs::write(folder.join(DRIVE_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
     }
     let options = ReaderOptions {
+        engine,
+        sqpoll,
+        direct: engine.can_be_direct(),
         buffer_bytes: 5 * 8192,
         verify_digests: true,
-        trace_reads: 1000,
+        trace_reads: 10_000,
         trace_barriers: 100,
+        dispatch: DispatchPolicy::Split,
+        // Almost always, so that hedged reads are under the eye of the allocator too.
+        hedge_after_permille: Some(1),
         ..ReaderOptions::default()
     };
     let mut mounts = mounts_of(&plan, None).unwrap();
     let pace = Emulation { rate_bytes_per_s: 50_000_000, latency_ns: 100_000, per_read_ns: 1000, jitter: 0.1, seed: 1 };
-    mounts[1].emulate = Some(pace);
+    mounts.iter_mut().for_each(|mount| mount.emulate = Some(pace)); // alike, so that both serve and experts are cut
     let mut reader = ExpertReader::open(&plan, &mounts, &options, Clock::start()).unwrap();
     let handle = reader.handle();
     let experts: Vec<ExpertId> = (0..EXPERTS).map(ExpertId).collect();
     let step = StepInfo { step: 0, phase: Phase::Decode, pos: 0, rows: 1 };
     let mut sum = 0u64;
-    for _ in 0..11 {
+    for _ in 0..BARRIERS {
         ARMED.store(true, Ordering::SeqCst);
         let mut barrier = Barrier::open(&mut reader, &step, layer, &experts).unwrap();
         while let Some(lease) = barrier.next_arrival().unwrap() {
@@ -101,10 +121,12 @@ fn run_barriers() {
         drop(barrier);
         ARMED.store(false, Ordering::SeqCst);
     }
-    assert_eq!(sum, 11 * (0..u64::from(EXPERTS)).sum::<u64>());
+    assert_eq!(sum, BARRIERS * (0..u64::from(EXPERTS)).sum::<u64>());
     let seen = handle.counters();
-    assert!(seen.waves > 11 && seen.drives.iter().all(|d| d.reads > 0), "waves and both drives took part");
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0);
+    assert!(seen.waves > BARRIERS && seen.drives.iter().all(|d| d.reads > 0), "waves and both drives took part");
+    assert!(seen.experts_split > 0 && seen.part_sum_errors == 0, "experts came in parts");
+    assert!(seen.hedges_issued > 0, "reads were hedged");
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "{engine}, sqpoll {sqpoll}");
     ARMED.store(true, Ordering::SeqCst);
     drop(std::hint::black_box(Box::new(1)));
     ARMED.store(false, Ordering::SeqCst);

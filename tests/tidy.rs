@@ -65,11 +65,7 @@ fn imports(text: &str) -> Vec<String> {
                     '{' => depth += 1,
                     '}' if depth == 0 => break,
                     '}' => depth -= 1,
-                    ',' | ' ' | '\n' | ':' if depth == 0 => {
-                        if c != ':' || !word.is_empty() {
-                            out.push(std::mem::take(&mut word));
-                        }
-                    }
+                    ',' | ' ' | '\n' | ':' if depth == 0 => out.push(std::mem::take(&mut word)),
                     c if depth == 0 => word.push(c),
                     _ => {}
                 }

@@ -5,21 +5,24 @@
 //! that is rejected (an emulated pace that was not kept) is kept aside with its reason and repeated, at most
 //! [`MAX_RETRIES`] times in all. The tokens of every run must be the same, or the whole ladder is rejected.
 
-use super::record::{RecordError, RunRecord};
-use super::run::{Experts, RunError, RunSpec, run};
-use crate::decode::generate::{Rates, Request};
-use crate::decode::sampler::SamplerOptions;
-use crate::drive::spec::DriveSpec;
+use super::config::Asked;
+use super::guards::device_key;
+use super::record::{RecordError, RunRecord, write_json};
+use super::run::{RunError, RunSpec, run};
+use crate::decode::generate::Rates;
+use crate::drive::device::identity_of;
+use crate::drive::spec::{self, DriveSpec};
+use crate::knob::Knob;
 use crate::layout::plan::{Plan, PlanDrive, PlanError};
 use crate::layout::planner;
 use crate::layout::policy::Policy;
 use crate::open::Model;
-use crate::reader::ReaderOptions;
 use crate::stage::{self, StageError, StageOptions};
 use crate::stats::{self, StatsError};
 use crate::store::import::Progress;
+use crate::sys::durable::write_atomic;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -69,12 +72,10 @@ pub struct LadderSpec<'a> {
     pub policy: &'a Policy,
     /// Hashes that go into the plans.
     pub inputs: &'a BTreeMap<String, String>,
-    /// What to generate.
-    pub request: Request<'a>,
-    /// How to choose tokens.
-    pub sampler: SamplerOptions,
-    /// The reader's options.
-    pub reader: &'a ReaderOptions,
+    /// The configuration of every run; its plan and drives are set by the rung.
+    pub asked: &'a Asked,
+    /// The prompt's tokens.
+    pub prompt: &'a [u32],
     /// Counted runs per rung.
     pub repetitions: usize,
     /// Folder of this ladder's records.
@@ -155,6 +156,19 @@ pub struct LadderRecord {
 struct Planned {
     plan: Plan,
     mounts: Vec<DriveSpec>,
+    /// Where the plan is kept beside the records, so that a run can be repeated.
+    path: PathBuf,
+}
+
+/// What a ladder cannot do without; callers ask before they make a folder for it.
+pub fn check_options(repetitions: usize, max_new: usize) -> Result<(), LadderError> {
+    if repetitions == 0 {
+        return Err(LadderError::Option("--repetitions must be at least 1".into()));
+    }
+    if max_new < 2 {
+        return Err(LadderError::Option("--max-new must be at least 2: a decode rate needs two tokens".into()));
+    }
+    Ok(())
 }
 
 /// Climbs. Returns the record; a rejected ladder has its reasons in it.
@@ -164,12 +178,7 @@ pub fn climb(
     interrupted: &dyn Fn() -> bool,
     on_event: &mut dyn FnMut(LadderEvent<'_>),
 ) -> Result<LadderRecord, LadderError> {
-    if spec.repetitions == 0 {
-        return Err(LadderError::Option("--repetitions must be at least 1".into()));
-    }
-    if spec.request.max_new < 2 {
-        return Err(LadderError::Option("--max-new must be at least 2: a decode rate needs two tokens".into()));
-    }
+    check_options(spec.repetitions, spec.asked.config.max_new)?;
     let rungs = plan_and_stage(model, spec, on_event)?;
     let measured = measure(model, spec, &rungs, interrupted, on_event)?;
     summarise(model, spec, &rungs, measured)
@@ -181,16 +190,23 @@ fn plan_and_stage(
     on_event: &mut dyn FnMut(LadderEvent<'_>),
 ) -> Result<Vec<Planned>, LadderError> {
     let catalog = model.catalog();
+    let kept = |path: &Path, source| RecordError::Io { path: path.to_path_buf(), source };
+    let drives_path = spec.folder.join("drives.toml");
+    write_atomic(&drives_path, spec::render(spec.drives).as_bytes()).map_err(|e| kept(&drives_path, e))?;
     let mut rungs = Vec::with_capacity(spec.drives.len());
     for count in 1..=spec.drives.len() {
         let mounts = &spec.drives[..count];
         let drives: Vec<PlanDrive> =
             mounts.iter().map(|d| PlanDrive { name: d.name.clone(), path: d.path.clone() }).collect();
-        let plan = planner::plan(&catalog, &drives, spec.policy, 0, spec.inputs.clone())?;
+        let mut inputs = spec.inputs.clone();
+        inputs.extend(mounts.iter().map(|d| (device_key(&d.name), identity_of(&d.path))));
+        let plan = planner::plan(&catalog, &drives, spec.policy, 0, inputs)?;
+        let path = spec.folder.join(format!("rung{count}.plan.json"));
+        write_atomic(&path, plan.to_json()?.as_bytes()).map_err(|e| kept(&path, e))?;
         let paths: Vec<PathBuf> = mounts.iter().map(|d| d.path.clone()).collect();
         let show = &mut |progress| on_event(LadderEvent::Staging { drives: count, progress });
         stage::stage(&plan, &model.folder, &paths, StageOptions::default(), show)?;
-        rungs.push(Planned { plan, mounts: mounts.to_vec() });
+        rungs.push(Planned { plan, mounts: mounts.to_vec(), path });
     }
     Ok(rungs)
 }
@@ -214,23 +230,24 @@ fn measure(
     let mut queue: Vec<(usize, bool)> = (0..rungs.len()).map(|rung| (rung, true)).collect();
     queue.extend(order.iter().map(|&rung| (rung, false)));
     let mut out = Measured { by_rung: vec![Vec::new(); rungs.len()], order, rejected: Vec::new(), emulated: false };
+    // What a ladder is about must be proved on every run; a limit that a rung never reaches must not stop it.
+    let under_test = BTreeSet::from([Knob::Layout, Knob::Pace]);
+    let mut control: Option<String> = None;
     let (mut next, mut retries, mut kept) = (0, 0, 0);
     while let Some(&(rung, warm_up)) = queue.get(next) {
         let planned = &rungs[rung];
         on_event(LadderEvent::RunStarts { index: next, total: queue.len(), drives: planned.mounts.len(), warm_up });
         let arm = format!("rung{}{}", rung + 1, if warm_up { "-warmup" } else { "" });
+        let asked = rung_config(spec, planned, warm_up);
         let result = run(
             model,
             &RunSpec {
                 arm: &arm,
-                experts: Experts::Drives { plan: &planned.plan, mounts: &planned.mounts, options: spec.reader },
-                request: Request {
-                    max_new: if warm_up { spec.request.max_new.min(WARM_UP_TOKENS) } else { spec.request.max_new },
-                    ..spec.request
-                },
-                sampler: spec.sampler,
-                max_context: 0,
-                trace: None,
+                asked: &asked,
+                under_test: &under_test,
+                streamed: Some((&planned.plan, &planned.mounts)),
+                prompt: spec.prompt,
+                control: control.as_deref().filter(|_| !warm_up),
             },
             &mut |_| if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) },
         )?;
@@ -243,17 +260,20 @@ fn measure(
         let sound = record.rejected.is_empty();
         let kind = if sound { "arms" } else { "rejected" };
         let path = spec.folder.join(kind).join(format!("{next:02}-{arm}")).join("record.json");
-        super::record::write_json(&path, &record)?;
+        write_json(&path, &record)?;
         next += 1;
         if sound {
             kept += 1;
             if !warm_up {
+                control.get_or_insert_with(|| record.token_hash.clone());
                 out.by_rung[rung].push(record);
             }
+        } else if warm_up {
+            // It would not have counted anyway.
         } else if retries < MAX_RETRIES {
             retries += 1;
             // Again at once: its neighbours in the order stay its neighbours.
-            queue.insert(next, (rung, warm_up));
+            queue.insert(next, (rung, false));
         } else {
             let why = record.rejected.join("; ");
             out.rejected
@@ -262,6 +282,18 @@ fn measure(
         }
     }
     Ok(out)
+}
+
+/// The configuration of one run: the ladder's, with the rung's plan.
+fn rung_config(spec: &LadderSpec<'_>, planned: &Planned, warm_up: bool) -> Asked {
+    let mut asked = spec.asked.clone();
+    asked.repeats = None;
+    asked.config.plan = Some(planned.path.clone());
+    asked.config.drives = Some(spec.folder.join("drives.toml"));
+    if warm_up {
+        asked.config.max_new = asked.config.max_new.min(WARM_UP_TOKENS);
+    }
+    asked
 }
 
 fn summarise(
@@ -324,6 +356,6 @@ fn summarise(
         order,
         rejected,
     };
-    super::record::write_json(&spec.folder.join("ladder.json"), &record)?;
+    write_json(&spec.folder.join("ladder.json"), &record)?;
     Ok(record)
 }

@@ -1,7 +1,10 @@
 //! Run records: what was asked, what was seen, on which machine; written atomically, one folder per experiment
 //! (DESIGN.md section 5). Data and paths only; `run` and `ladder` fill them.
 
+use super::config::RunConfig;
 use super::environment::Environment;
+use super::evidence::Evidence;
+use super::guards::Guard;
 use crate::decode::generate::Rates;
 use crate::sys::durable::write_atomic;
 use serde::{Deserialize, Serialize};
@@ -54,6 +57,24 @@ pub struct DriveRecord {
     pub clat_p99_ns: u64,
     /// Whether its pace is emulated.
     pub emulated: bool,
+    /// Its completion latencies as an HDR histogram (V2, base64).
+    pub clat_hdr: String,
+}
+
+/// Where a drive was during a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MountRecord {
+    /// Drive name.
+    pub name: String,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Block devices under it, by name and sectors; empty when unknown.
+    pub device: String,
+    /// Its file system; `None` when unknown.
+    pub file_system: Option<String>,
+    /// Emulated pace, if any, as in drives.toml.
+    pub emulate: Option<String>,
 }
 
 /// One measured run.
@@ -66,6 +87,8 @@ pub struct RunRecord {
     pub arm: String,
     /// The model.
     pub model_id: String,
+    /// Digest of the model's config.json.
+    pub config_digest: String,
     /// Hash of the plan, paths left out.
     pub plan_hash: String,
     /// When it started, UTC.
@@ -86,8 +109,18 @@ pub struct RunRecord {
     pub drives: Vec<DriveRecord>,
     /// Whether any drive's pace was emulated: then no figure here is a speed of the hardware.
     pub emulated: bool,
+    /// Every setting: asked, seen, verdict.
+    pub settings: Vec<Evidence>,
+    /// Every guard: what it saw, and whether it held.
+    pub guards: Vec<Guard>,
     /// Why the run does not count, if it does not.
     pub rejected: Vec<String>,
+    /// Settings that a file or a flag gave, as opposed to defaults.
+    pub given: Vec<String>,
+    /// The resolved configuration; `--config <this file>` runs it again.
+    pub config: RunConfig,
+    /// Where the drives were.
+    pub mounts: Vec<MountRecord>,
     /// The machine.
     pub environment: Environment,
 }

@@ -1,23 +1,28 @@
-//! One measured run: a prompt, a plan, drives; out come text, rates and what each drive did. A run whose
-//! measurement cannot be trusted comes back with its reasons in `rejected`; the caller decides what to do with it.
+//! One measured run: a configuration, a prompt, drives; out come text, rates, what each drive did, and whether every
+//! setting fired. A run that does not count comes back with its reasons in `rejected`; the caller decides what to do.
 
+use super::config::{Asked, ConfigError};
 use super::environment;
-use super::record::{DriveRecord, RECORD_VERSION, RunRecord, token_hash, utc_now};
+use super::evidence::{judge, objections};
+use super::guards::{GuardVerdict, RunFacts, Watch};
+use super::record::{DriveRecord, MountRecord, RECORD_VERSION, RunRecord, token_hash, utc_now};
+use super::seen::{ResidencySample, Seen, kernel_calls};
 use crate::clock::Clock;
 use crate::decode::generate::{GenerateError, Generation, Request, generate};
-use crate::decode::sampler::{Sampler, SamplerError, SamplerOptions};
+use crate::decode::sampler::{Sampler, SamplerError};
+use crate::decode::session::Session;
+use crate::drive::device::identity_of;
 use crate::drive::spec::DriveSpec;
+use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanError};
+use crate::model::config::ModelConfig;
 use crate::open::{Model, NoExperts, OpenError};
-use crate::reader::{ReaderCounters, ReaderHandle, ReaderOptions};
+use crate::reader::{DriveCounters, ReaderCounters, ReaderHandle, ReaderOptions};
 use crate::trace::log::{self, TraceBuffer, TraceError, TraceHeader};
+use base64::Engine as _;
+use hdrhistogram::serialization::{Serializer, V2Serializer};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::path::Path;
-
-/// A run whose emulated reads overran their deadline more often than this share is rejected (measuring.md section 7).
-pub const MAX_OVERRUN_SHARE: f64 = 0.01;
-/// Largest median error of an emulated pace against its model (measuring.md section 3).
-pub const MAX_PACE_ERROR: f64 = 0.03;
 
 /// A run failed.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +30,9 @@ pub enum RunError {
     /// It could not be put together.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// Its configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The sampler's options.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
@@ -39,37 +47,21 @@ pub enum RunError {
     Trace(#[from] TraceError),
 }
 
-/// Where experts come from in a run.
-#[derive(Clone, Copy, Debug)]
-pub enum Experts<'a> {
-    /// Streaming from drives.
-    Drives {
-        /// The plan.
-        plan: &'a Plan,
-        /// Where its drives are, in id order.
-        mounts: &'a [DriveSpec],
-        /// The reader's options.
-        options: &'a ReaderOptions,
-    },
-    /// All in memory.
-    Resident,
-}
-
 /// One run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct RunSpec<'a> {
     /// What the record calls it.
     pub arm: &'a str,
-    /// Where experts come from.
-    pub experts: Experts<'a>,
-    /// What to generate.
-    pub request: Request<'a>,
-    /// How to choose tokens.
-    pub sampler: SamplerOptions,
-    /// Most tokens of text (0 = what the model was made for).
-    pub max_context: usize,
-    /// Where to write the trace, if anywhere (`ReaderOptions::trace_reads` must leave room for it).
-    pub trace: Option<&'a Path>,
+    /// The configuration, and which of its settings somebody gave.
+    pub asked: &'a Asked,
+    /// Settings that must be proved for the run to count.
+    pub under_test: &'a BTreeSet<Knob>,
+    /// The plan and where its drives are; `None` for experts in memory and for dense models.
+    pub streamed: Option<(&'a Plan, &'a [DriveSpec])>,
+    /// The prompt's tokens.
+    pub prompt: &'a [u32],
+    /// Hash of the tokens that a control run gave, if there is one.
+    pub control: Option<&'a str>,
 }
 
 /// What a run gave.
@@ -88,53 +80,157 @@ pub fn run(
     spec: &RunSpec<'_>,
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
 ) -> Result<RunResult, RunError> {
+    let config = &spec.asked.config;
     let started = utc_now();
     let clock = Clock::start();
-    let mut sampler = Sampler::new(spec.sampler)?;
-    let mut session = model.session(spec.max_context, spec.request.piece_rows, clock)?;
-    let mut handle = None;
-    let generation = match spec.experts {
-        Experts::Drives { plan, mounts, options } if model.has_experts() => {
-            let mut reader = model.reader(plan, mounts, options, clock)?;
-            handle = Some(reader.handle());
-            generate(&mut session, &mut reader, &mut sampler, spec.request, on_token)?
-        }
-        Experts::Resident if model.has_experts() => {
-            let mut memory = model.resident()?;
-            generate(&mut session, &mut memory, &mut sampler, spec.request, on_token)?
-        }
-        _ => generate(&mut session, &mut NoExperts, &mut sampler, spec.request, on_token)?,
-    };
+    let mut seen = Seen { prompt_control_tokens: control_tokens(model, spec.prompt), ..Seen::default() };
+    let sample = spec.streamed.and_then(|(plan, mounts)| ResidencySample::open(plan, mounts));
+    let before = sample.as_ref().and_then(ResidencySample::measure);
+    let watch = Watch::start(spec.streamed.map_or(&[], |(_, mounts)| mounts));
+    let calls = kernel_calls(&model.decoder);
+    let mut sampler = Sampler::new(config.sampler)?;
+    let mut session = model.session(config.model.max_context, config.model.prefill_rows, clock)?;
+    let (generation, handle) = decode(model, spec, clock, &mut session, &mut sampler, &mut seen, on_token)?;
     let counters = handle.as_ref().map(ReaderHandle::counters);
+    let after = sample.as_ref().and_then(ResidencySample::measure);
+    seen.residency = before.zip(after);
+    seen.sampler = sampler.counters();
+    seen.widest_rows = session.counters().widest_rows;
+    seen.context_used = session.position() as u64;
+    // The model is shared between runs; only this run's products count.
+    seen.kernel_calls =
+        kernel_calls(&model.decoder).into_iter().zip(calls).map(|((i, a), (_, b))| (i, a - b)).collect();
     let trace = handle.as_ref().and_then(ReaderHandle::take_trace);
-    let mut rejected = counters.as_ref().map(pace_faults).unwrap_or_default();
-    if let (Some(folder), Some(handle), Some(trace)) = (spec.trace, &handle, &trace) {
-        match trace.check_complete() {
-            Ok(()) => log::write(folder, &TraceHeader::new(handle.drives().to_vec()), trace)?,
-            Err(e) => rejected.push(e.to_string()),
-        }
+    let mut rejected = Vec::new();
+    if let (Some(handle), Some(trace)) = (&handle, &trace) {
+        seen.traced = write_trace(spec, handle, trace, &mut rejected)?;
     }
+    let hash = token_hash(&generation.token_ids);
+    let read_bytes = counters.iter().flat_map(|c| &c.drives).map(|d| d.read_bytes).sum();
+    let guards = watch.finish(&RunFacts {
+        streamed: spec.streamed.filter(|_| counters.is_some()),
+        read_bytes,
+        direct: counters.as_ref().is_some_and(|c| c.drives.iter().all(|d| d.direct.is_some())),
+        residency: seen.residency,
+        sample: sample.as_ref(),
+        tokens: (&hash, spec.control.or(spec.asked.repeats.as_ref().map(|r| r.token_hash.as_str()))),
+    });
+    let plan_hash = spec.streamed.map(|(plan, _)| plan.hash()).transpose()?.unwrap_or_default();
+    if let Some(then) = spec.asked.repeats.as_ref().filter(|r| r.plan_hash != plan_hash) {
+        rejected.push(format!("the plan is {plan_hash}, the record that this repeats had {}", then.plan_hash));
+    }
+    seen.reader = counters;
+    seen.generation = Some(generation.clone());
+    let settings = judge(config, spec.streamed, &seen, spec.under_test);
+    rejected.extend(objections(&settings));
+    let tripped = guards.iter().filter(|g| g.verdict == GuardVerdict::Tripped);
+    rejected.extend(tripped.map(|g| format!("{}: {}", g.name, g.seen)));
+    let counters = seen.reader.as_ref();
     let record = RunRecord {
         version: RECORD_VERSION,
         arm: spec.arm.to_string(),
         model_id: model.manifest.model_id.clone(),
-        plan_hash: match spec.experts {
-            Experts::Drives { plan, .. } => plan.hash()?,
-            Experts::Resident => String::new(),
-        },
+        config_digest: model.manifest.config_digest.to_string(),
+        plan_hash,
         started,
         rates: generation.rates(),
         prompt_tokens: generation.prompt_tokens,
         generated_tokens: generation.token_ids.len(),
-        token_hash: token_hash(&generation.token_ids),
+        token_hash: hash,
         io_wait_share: generation.io_wait_share(),
         barrier_mean_ns: barrier_mean_ns(&generation, trace.as_ref()),
-        drives: counters.as_ref().map(drive_records).unwrap_or_default(),
-        emulated: counters.as_ref().is_some_and(|c| c.drives.iter().any(|d| d.capabilities.emulated)),
+        drives: counters.map(drive_records).unwrap_or_default(),
+        emulated: counters.is_some_and(|c| c.drives.iter().any(|d| d.capabilities.emulated)),
+        settings,
+        guards,
         rejected,
+        given: spec.asked.given.iter().map(|k| k.name().to_string()).collect(),
+        config: config.clone(),
+        mounts: spec.streamed.map(|(_, mounts)| mounts.iter().map(mount_record).collect()).unwrap_or_default(),
         environment: environment::read(),
     };
-    Ok(RunResult { record, generation, counters })
+    Ok(RunResult { record, generation, counters: seen.reader })
+}
+
+/// Builds the source of experts that is asked for and generates; the handle is there when a reader was built.
+fn decode(
+    model: &Model,
+    spec: &RunSpec<'_>,
+    clock: Clock,
+    session: &mut Session,
+    sampler: &mut Sampler,
+    seen: &mut Seen,
+    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+) -> Result<(Generation, Option<ReaderHandle>), RunError> {
+    let config = &spec.asked.config;
+    let request = Request {
+        prompt: spec.prompt,
+        max_new: config.max_new,
+        stop: &model.stop_ids,
+        piece_rows: config.model.prefill_rows,
+    };
+    if !model.has_experts() {
+        return Ok((generate(session, &mut NoExperts, sampler, request, on_token)?, None));
+    }
+    let store = model.store_plan()?;
+    let streamed = match spec.streamed {
+        Some(_) if knob::forced(Knob::Resident) => None,
+        None if knob::skipped(Knob::Resident) => Some((&store.0, store.1.as_slice())),
+        streamed => streamed,
+    };
+    match streamed {
+        Some((plan, mounts)) => {
+            let mut options = config.reader.clone();
+            if config.trace.is_some() && !knob::skipped(Knob::Trace) {
+                trace_room(&mut options, model.decoder.config(), &request, mounts.len());
+            }
+            let mut reader = model.reader(plan, mounts, &options, clock)?;
+            let handle = reader.handle();
+            Ok((generate(session, &mut reader, sampler, request, on_token)?, Some(handle)))
+        }
+        None => {
+            let mut memory = model.resident()?;
+            let generation = generate(session, &mut memory, sampler, request, on_token)?;
+            seen.resident_leases = memory.leases();
+            Ok((generation, None))
+        }
+    }
+}
+
+/// Reads and barriers that a run can cause at most, a quarter more for repeated reads.
+fn trace_room(options: &mut ReaderOptions, config: &ModelConfig, request: &Request<'_>, drives: usize) {
+    let (layers, moe) = (config.moe_layers().count(), config.moe.as_ref());
+    let (experts, top_k) = moe.map_or((0, 0), |m| (m.experts, m.top_k));
+    let passes = request.prompt.len().div_ceil(request.piece_rows.max(1));
+    let widest = experts.min(request.piece_rows.min(request.prompt.len()).saturating_mul(top_k));
+    let reads = (passes * layers).saturating_mul(widest).saturating_add(request.max_new.saturating_mul(layers * top_k));
+    options.trace_barriers = (passes + request.max_new).saturating_mul(layers) + 64;
+    // A barrier cuts at most one expert between any two neighbouring drives.
+    options.trace_reads = reads + reads / 4 + options.trace_barriers.saturating_mul(drives) + 1024;
+}
+
+/// Writes the trace if one was asked for; how many reads and barriers it holds. An incomplete one rejects the run.
+fn write_trace(
+    spec: &RunSpec<'_>,
+    handle: &ReaderHandle,
+    trace: &TraceBuffer,
+    rejected: &mut Vec<String>,
+) -> Result<Option<(u64, u64)>, RunError> {
+    let counts = (trace.reads().len() as u64, trace.barriers().len() as u64);
+    if let Err(e) = trace.check_complete() {
+        rejected.push(e.to_string());
+        return Ok(Some(counts));
+    }
+    if let Some(folder) = &spec.asked.config.trace {
+        log::write(folder, &TraceHeader::new(handle.drives().to_vec()), trace)?;
+    }
+    Ok(Some(counts))
+}
+
+/// Control tokens of a prompt, a leading beginning-of-text not counted.
+fn control_tokens(model: &Model, prompt: &[u32]) -> u64 {
+    let own = usize::from(model.tokenizer.adds_bos() && prompt.first() == model.tokenizer.bos_id().as_ref());
+    prompt[own..].iter().filter(|&&id| model.tokenizer.is_control(id)).count() as u64
 }
 
 /// Mean time from open to last arrival of the decode barriers where a trace tells, else the mean stall.
@@ -148,43 +244,39 @@ fn barrier_mean_ns(generation: &Generation, trace: Option<&TraceBuffer>) -> u64 
     }
 }
 
-/// Why an emulated pace makes the run worthless, if it does.
-fn pace_faults(counters: &ReaderCounters) -> Vec<String> {
-    let mut out = Vec::new();
-    for drive in &counters.drives {
-        let Some(pace) = &drive.pace else { continue };
-        if pace.overrun_share() > MAX_OVERRUN_SHARE {
-            out.push(format!(
-                "emulated drive {}: {:.1} % of its reads took longer on the backing disk than the pace allows (limit {:.0} %): \
-                 the backing disk is too slow for this pace",
-                drive.name,
-                pace.overrun_share() * 100.0,
-                MAX_OVERRUN_SHARE * 100.0
-            ));
-        }
-        if pace.error_p50() > MAX_PACE_ERROR {
-            out.push(format!(
-                "emulated drive {}: median error of its pace is {:.1} % (limit {:.0} %): this machine is too busy to emulate it",
-                drive.name,
-                pace.error_p50() * 100.0,
-                MAX_PACE_ERROR * 100.0
-            ));
-        }
-    }
-    out
-}
-
 fn drive_records(counters: &ReaderCounters) -> Vec<DriveRecord> {
-    let record = |d: &crate::reader::DriveCounters| DriveRecord {
-        name: d.name.clone(),
-        reads: d.reads,
-        payload_bytes: d.payload_bytes,
-        read_bytes: d.read_bytes,
-        landed_last: d.landed_last,
-        replica_reads: d.non_primary_reads,
-        clat_p50_ns: d.clat_ns.value_at_quantile(0.5),
-        clat_p99_ns: d.clat_ns.value_at_quantile(0.99),
-        emulated: d.capabilities.emulated,
+    let record = |d: &DriveCounters| {
+        let mut hdr = Vec::new();
+        // An empty string says that the histogram could not be written; the quantiles beside it stand.
+        let _ = V2Serializer::new().serialize(&d.clat_ns, &mut hdr);
+        DriveRecord {
+            name: d.name.clone(),
+            reads: d.reads,
+            payload_bytes: d.payload_bytes,
+            read_bytes: d.read_bytes,
+            landed_last: d.landed_last,
+            replica_reads: d.non_primary_reads,
+            clat_p50_ns: d.clat_ns.value_at_quantile(0.5),
+            clat_p99_ns: d.clat_ns.value_at_quantile(0.99),
+            emulated: d.capabilities.emulated,
+            clat_hdr: base64::engine::general_purpose::STANDARD.encode(hdr),
+        }
     };
     counters.drives.iter().map(record).collect()
+}
+
+fn mount_record(mount: &DriveSpec) -> MountRecord {
+    let emulate = mount.emulate.map(|e| {
+        format!(
+            "rate {} B/s, latency {} ns, per read {} ns, jitter {}, seed {}",
+            e.rate_bytes_per_s, e.latency_ns, e.per_read_ns, e.jitter, e.seed
+        )
+    });
+    MountRecord {
+        name: mount.name.clone(),
+        path: mount.path.clone(),
+        device: identity_of(&mount.path),
+        file_system: environment::file_system(&mount.path),
+        emulate,
+    }
 }

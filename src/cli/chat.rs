@@ -1,7 +1,8 @@
 //! `argodrive chat`: turns of a conversation from stdin (or one `--message`), answers to stdout.
 
 use super::remark;
-use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts};
+use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts};
+use crate::bench::config::Asked;
 use crate::clock::Clock;
 use crate::decode::generate::{Request, generate};
 use crate::decode::sampler::Sampler;
@@ -9,7 +10,7 @@ use crate::model::chat::{ChatOptions, Message, Role};
 use crate::model::text_stream::TextStream;
 use crate::open::{Model, NoExperts};
 use crate::source::ExpertSource;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -20,13 +21,13 @@ use std::sync::atomic::Ordering;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store
-    #[arg(long)]
+    #[arg(long, value_name = "DIR")]
     store: PathBuf,
     /// The plan; without one the store itself is the one drive
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Where the plan's drives are now, and which of them are emulated
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     drives: Option<PathBuf>,
     /// One message instead of a conversation on stdin
     #[arg(long, value_name = "TEXT")]
@@ -38,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_new: usize,
     /// Hold every expert in memory instead of streaming
-    #[arg(long, conflicts_with_all = ["plan", "drives"])]
+    #[arg(long)]
     resident: bool,
     #[command(flatten)]
     sampler: SamplerArgs,
@@ -50,26 +51,39 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let model = Model::load(&args.store, args.model.isa())?;
+    if args.message.as_ref().is_some_and(|m| m.trim().is_empty()) {
+        bail!("--message is empty; give it some text");
+    }
+    let mut asked = Asked::default();
+    let config = &mut asked.config;
+    config.store.clone_from(&args.store);
+    config.plan.clone_from(&args.plan);
+    config.drives.clone_from(&args.drives);
+    config.resident = args.resident;
+    // each turn is a prompt of its own
+    config.prompt = Some("turn".into());
+    args.sampler.apply(&mut asked);
+    args.model.apply(&mut asked);
+    args.reader.apply(&mut asked);
+    asked.check()?;
+    let config = &asked.config;
+    let model = Model::load(&config.store, config.model.isa()?)?;
     let template = model.chat()?;
-    let mut sampler = Sampler::new(args.sampler.options()?)?;
+    let mut sampler = Sampler::new(config.sampler)?;
     let clock = Clock::start();
-    let mut source: Box<dyn ExpertSource> = if !model.has_experts() {
-        Box::new(NoExperts)
-    } else if args.resident {
-        Box::new(model.resident()?)
-    } else {
-        let (plan, mounts) = plan_and_mounts(&model, args.plan.as_ref(), args.drives.as_ref())?;
-        Box::new(model.reader(&plan, &mounts, &args.reader.options(), clock)?)
+    let mut source: Box<dyn ExpertSource> = match plan_and_mounts(&model, &asked)? {
+        Some((plan, mounts)) => Box::new(model.reader(&plan, &mounts, &config.reader, clock)?),
+        None if model.has_experts() => Box::new(model.resident()?),
+        None => Box::new(NoExperts),
     };
-    let mut session = model.session(args.model.max_context, args.model.prefill_rows, clock)?;
+    let mut session = model.session(config.model.max_context, config.model.prefill_rows, clock)?;
     let interrupted = interrupt_flag()?;
     let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new(Role::System, s.clone())).collect();
-    let mut asked = args.message.clone();
+    let mut next_message = args.message.clone();
     let prompt_user = args.message.is_none() && std::io::stdin().is_terminal();
     let options = ChatOptions::default();
     loop {
-        let text = match asked.take() {
+        let text = match next_message.take() {
             Some(text) => text,
             None if args.message.is_some() => break,
             None => match read_line(prompt_user)? {
@@ -81,21 +95,26 @@ pub fn run(args: Args) -> Result<ExitCode> {
         // The whole conversation is fed again each turn: simple, and exact for any template.
         session.reset();
         let prompt = template.encode(&model.tokenizer, &messages, &options)?;
+        check_context(&model, &asked, prompt.len())?;
         let request = Request {
             prompt: &prompt,
             max_new: args.max_new,
             stop: &model.stop_ids,
-            piece_rows: args.model.prefill_rows,
+            piece_rows: config.model.prefill_rows,
         };
         let mut stream = TextStream::new();
         let mut answer = String::new();
+        let mut broken = None;
         let done = generate(&mut session, source.as_mut(), &mut sampler, request, &mut |token| {
             let bytes = model.tokenizer.decode_visible_bytes(&[token]);
-            say(&mut answer, &stream.push(&bytes));
-            if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            broken = say(&mut answer, &stream.push(&bytes)).err();
+            let stop = broken.is_some() || interrupted.load(Ordering::SeqCst);
+            if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        say(&mut answer, &stream.finish());
-        say(&mut String::new(), "\n");
+        if let Some(e) = broken {
+            return Err(e.into()); // nobody reads on (`| head`): the conversation is over
+        }
+        say(&mut answer, &stream.finish()).and_then(|()| say(&mut String::new(), "\n"))?;
         if interrupted.load(Ordering::SeqCst) {
             remark("interrupted");
             break;
@@ -125,9 +144,8 @@ fn read_line(prompt_user: bool) -> Result<Option<String>> {
     }
 }
 
-fn say(answer: &mut String, piece: &str) {
+fn say(answer: &mut String, piece: &str) -> std::io::Result<()> {
     answer.push_str(piece);
     let mut out = std::io::stdout().lock();
-    // a reader that has gone away ends the process with the next write elsewhere; nothing is lost here
-    let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+    out.write_all(piece.as_bytes()).and_then(|()| out.flush())
 }

@@ -1,19 +1,22 @@
-//! `argodrive decode`: text to stdout, rates and drives to stderr, or everything as one JSON object.
+//! `argodrive decode`: text to stdout, rates and drives to stderr, or everything as one JSON object. With `--assert` the
+//! run is recorded, and it must have done what was asked.
 
-use super::run_args::{ModelArgs, PromptSource, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts};
-use super::{REJECTED, WIDTH, print_json, remark};
-use crate::bench::run::{Experts, RunResult, RunSpec, run as run_once};
-use crate::decode::generate::{Request, StopReason};
-use crate::model::config::ModelConfig;
+use super::run_args::{
+    ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start,
+};
+use super::{REJECTED, WIDTH, evidence, print_json, remark};
+use crate::bench::record::{self, RunRecord};
+use crate::bench::run::{RunResult, RunSpec, run as run_once};
+use crate::decode::generate::StopReason;
+use crate::knob::Knob;
 use crate::model::text_stream::TextStream;
 use crate::open::Model;
-use crate::reader::ReaderOptions;
 use crate::report::table::{Align, Table};
 use crate::report::units;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
@@ -21,28 +24,31 @@ use std::sync::atomic::Ordering;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store
-    #[arg(long)]
-    store: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
     /// The plan; without one the store itself is the one drive
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Where the plan's drives are now, and which of them are emulated
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     drives: Option<PathBuf>,
     #[command(flatten)]
-    prompt: PromptSource,
-    /// Recognise special tokens in the prompt, and show them in the text
-    #[arg(long)]
-    special: bool,
-    /// Most tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    max_new: usize,
+    prompt: PromptArgs,
     /// Hold every expert in memory instead of streaming
-    #[arg(long, conflicts_with_all = ["plan", "drives", "trace"])]
+    #[arg(long)]
     resident: bool,
     /// Write every read and barrier to this folder
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
+    /// A TOML file with settings, or a record to run again; flags override it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Record the run, print what every setting did, exit 1 unless each given one is proved
+    #[arg(long)]
+    assert: bool,
+    /// Folder that gets the record of --assert
+    #[arg(long, value_name = "DIR", default_value = "results", requires = "assert")]
+    out: PathBuf,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -54,67 +60,61 @@ pub struct Args {
     reader: ReaderArgs,
 }
 
-/// Reads and barriers that a run can cause at most, a quarter more for repeated reads.
-pub(super) fn trace_room(
-    options: &mut ReaderOptions,
-    config: &ModelConfig,
-    prompt: usize,
-    max_new: usize,
-    rows: usize,
-) {
-    let (layers, moe) = (config.moe_layers().count(), config.moe.as_ref());
-    let (experts, top_k) = moe.map_or((0, 0), |m| (m.experts, m.top_k));
-    let passes = prompt.div_ceil(rows.max(1));
-    let prompt_reads = passes * layers * experts.min(rows.saturating_mul(top_k));
-    let reads = prompt_reads + max_new * layers * top_k;
-    options.trace_reads = reads + reads / 4 + 1024;
-    options.trace_barriers = (passes + max_new) * layers + 64;
+impl Args {
+    fn asked(&self) -> Result<crate::bench::config::Asked> {
+        let mut asked = start(self.config.as_ref())?;
+        let (c, given) = (&mut asked.config, &mut asked.given);
+        if let Some(store) = &self.store {
+            c.store.clone_from(store);
+        }
+        if self.plan.is_some() {
+            c.plan.clone_from(&self.plan);
+            given.insert(Knob::Layout);
+        }
+        if self.drives.is_some() {
+            c.drives.clone_from(&self.drives);
+            given.insert(Knob::Layout);
+        }
+        if self.resident {
+            c.resident = true;
+            given.insert(Knob::Resident);
+        }
+        if self.trace.is_some() {
+            c.trace.clone_from(&self.trace);
+            given.insert(Knob::Trace);
+        }
+        self.prompt.apply(&mut asked);
+        self.sampler.apply(&mut asked);
+        self.model.apply(&mut asked);
+        self.reader.apply(&mut asked);
+        asked.check()?;
+        Ok(asked)
+    }
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let sampler = args.sampler.options()?;
-    let model = Model::load(&args.store, args.model.isa())?;
-    let prompt = model.tokenizer.encode(&args.prompt.text()?, args.special)?;
+    let mut asked = args.asked()?;
+    let model = Model::load(&asked.config.store, asked.config.model.isa()?)?;
+    let prompt = model.encode_prompt(&asked.config.prompt_text()?, asked.config.special)?;
     if prompt.is_empty() {
         bail!("the prompt is empty; give at least one token of text");
     }
-    let mut options = args.reader.options();
-    if args.trace.is_some() {
-        if !model.has_experts() {
-            bail!("--trace: this model is dense, it reads no experts");
-        }
-        trace_room(&mut options, model.decoder.config(), prompt.len(), args.max_new, args.model.prefill_rows);
+    check_context(&model, &asked, prompt.len())?;
+    let streamed = plan_and_mounts(&model, &asked)?;
+    if streamed.as_ref().is_some_and(|(_, mounts)| mounts.iter().any(|m| m.emulate.is_some())) {
+        asked.given.insert(Knob::Pace);
     }
-    let streamed = if args.resident || !model.has_experts() {
-        if args.plan.is_some() {
-            bail!("--plan: this model is dense, it reads no experts");
-        }
-        None
-    } else {
-        Some(plan_and_mounts(&model, args.plan.as_ref(), args.drives.as_ref())?)
-    };
-    let experts = match &streamed {
-        Some((plan, mounts)) => Experts::Drives { plan, mounts, options: &options },
-        None => Experts::Resident,
-    };
+    let under_test = asked.under_test()?;
+    if let Some(folder) = &asked.config.trace {
+        std::fs::create_dir_all(folder).with_context(|| format!("--trace {}", folder.display()))?;
+    }
+    // The folder is made before anything is measured: a bad path must not cost a run.
+    let folder = if args.assert { Some(record::new_folder(&args.out, "decode")?) } else { None };
     let interrupted = interrupt_flag()?;
     let mut text = String::new();
     let mut stream = TextStream::new();
     let mut broken = None;
-    let spec = RunSpec {
-        arm: "decode",
-        experts,
-        request: Request {
-            prompt: &prompt,
-            max_new: args.max_new,
-            stop: &model.stop_ids,
-            piece_rows: args.model.prefill_rows,
-        },
-        sampler,
-        max_context: args.model.max_context,
-        trace: args.trace.as_deref(),
-    };
     let mut show = |piece: &str| {
         text.push_str(piece);
         if args.json || piece.is_empty() {
@@ -129,8 +129,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
         }
     };
+    let spec = RunSpec {
+        arm: "decode",
+        asked: &asked,
+        under_test: &under_test,
+        streamed: streamed.as_ref().map(|(plan, mounts)| (plan, mounts.as_slice())),
+        prompt: &prompt,
+        control: None,
+    };
     let result = run_once(&model, &spec, &mut |token| {
-        let bytes = if args.special {
+        let bytes = if asked.config.special {
             model.tokenizer.decode_bytes(&[token])
         } else {
             model.tokenizer.decode_visible_bytes(&[token])
@@ -142,16 +150,40 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(e) = broken {
         return Err(e.into());
     }
+    let kept = folder.map(|folder| keep(&folder, &result.record)).transpose()?;
     if args.json {
         print_json(&json(&result, &prompt, &text))?;
     } else {
         let _ = writeln!(std::io::stdout());
         report(&result);
     }
-    for reason in &result.record.rejected {
-        remark(&format!("rejected: {reason}"));
+    Ok(conclude(&args, &result.record, kept.as_deref()))
+}
+
+/// Writes the record where it belongs. A record that cannot be written is printed, so that no measurement is lost.
+fn keep(folder: &Path, record: &RunRecord) -> Result<PathBuf> {
+    let kind = if record.rejected.is_empty() { "arms" } else { "rejected" };
+    let path = folder.join(kind).join("00-decode").join("record.json");
+    if let Err(e) = record::write_json(&path, record) {
+        remark("the record could not be written; here it is:");
+        let _ = writeln!(std::io::stderr(), "{}", serde_json::to_string(record).unwrap_or_default());
+        return Err(e).context("writing the record");
     }
-    Ok(if result.record.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REJECTED) })
+    Ok(path)
+}
+
+/// Prints the verdict; exit code 1 only for a recorded run that does not count.
+fn conclude(args: &Args, record: &RunRecord, kept: Option<&Path>) -> ExitCode {
+    if args.assert && !args.json {
+        let _ = write!(std::io::stderr(), "\n{}", evidence::table(record));
+    }
+    for reason in &record.rejected {
+        remark(&format!("{}: {reason}", if args.assert { "rejected" } else { "note" }));
+    }
+    if let Some(path) = kept {
+        remark(&format!("record: {}", path.display()));
+    }
+    if args.assert && !record.rejected.is_empty() { ExitCode::from(REJECTED) } else { ExitCode::SUCCESS }
 }
 
 fn json(result: &RunResult, prompt: &[u32], text: &str) -> serde_json::Value {
@@ -169,7 +201,7 @@ fn json(result: &RunResult, prompt: &[u32], text: &str) -> serde_json::Value {
         "text": text, "token_ids": result.generation.token_ids, "prompt_token_ids": prompt,
         "stopped": result.generation.stopped, "rates": record.rates, "io_wait_share": record.io_wait_share,
         "barrier_mean_ns": record.barrier_mean_ns, "plan_hash": record.plan_hash, "emulated": record.emulated,
-        "drives": drives, "rejected": record.rejected,
+        "drives": drives, "settings": record.settings, "guards": record.guards, "rejected": record.rejected,
     })
 }
 
@@ -181,17 +213,19 @@ fn report(result: &RunResult) {
     let ended = match generation.stopped {
         StopReason::StopToken => "stop token",
         StopReason::MaxNew => "--max-new",
+        StopReason::ContextFull => "context full",
         StopReason::Interrupted => "interrupted",
     };
     let _ = writeln!(
         out,
-        "\n{} tokens ({ended}) after {} of prompt; first token {}\ndecode {} tok/s   prefill {} tok/s   inclusive {} tok/s",
+        "\n{} tokens ({ended}) after {} of prompt; first token {}\ndecode {} tok/s   prefill {} tok/s   inclusive {} tok/s{}",
         record.generated_tokens,
         record.prompt_tokens,
         units::duration(generation.first_token_ns),
         units::tokens_per_s(rates.decode_tok_s),
         units::tokens_per_s(rates.prefill_tok_s),
         units::tokens_per_s(rates.inclusive_tok_s),
+        if record.emulated { "   (EMULATED drives)" } else { "" },
     );
     if record.drives.is_empty() {
         let _ = writeln!(out, "experts in memory: no drive was read");

@@ -2,20 +2,18 @@
 //! download and no second disk.
 
 use super::ladder::{climb_and_draw, show};
-use super::run_args::interrupt_flag;
+use super::run_args::{device_inputs, interrupt_flag};
 use super::{ByteBar, REJECTED, print, remark};
+use crate::bench::config::{Asked, RunConfig};
 use crate::bench::ladder::LadderSpec;
 use crate::bench::record;
-use crate::bench::run::{Experts, RunSpec, run as run_once};
-use crate::decode::generate::{DEFAULT_PIECE_ROWS, Request};
-use crate::decode::sampler::SamplerOptions;
+use crate::bench::run::{RunSpec, run as run_once};
 use crate::drive::spec::{self, DriveSpec, Emulation};
 use crate::layout::planner;
 use crate::layout::policy::Policy;
 use crate::model::chat::{ChatOptions, Message, Role};
 use crate::model::text_stream::TextStream;
 use crate::open::Model;
-use crate::reader::ReaderOptions;
 use crate::report::units;
 use crate::stage::{StageOptions, stage};
 use crate::store::import::{ImportOptions, import};
@@ -23,7 +21,7 @@ use crate::store::manifest::STORE_FILE;
 use crate::sys::direct::is_memory_file_system;
 use crate::sys::durable::write_atomic;
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -32,14 +30,16 @@ use std::sync::atomic::Ordering;
 
 /// Drives of the demo.
 const DRIVES: usize = 4;
-/// Pace of each: decoding waits for it, and the first read of a barrier has 2.3 ms, so that a shared virtual disk (one
-/// read in fifty took more than 1.2 ms on one) seldom misses a deadline.
+/// Pace of each: decoding waits for it, and the first read of a barrier has 4 ms, so that a shared virtual machine (whose
+/// disk took longer than 2.3 ms for one read in fifty) seldom misses a deadline.
 const PACE: Emulation =
-    Emulation { rate_bytes_per_s: 16_000_000, latency_ns: 700_000, per_read_ns: 0, jitter: 0.0, seed: 0 };
+    Emulation { rate_bytes_per_s: 10_000_000, latency_ns: 1_500_000, per_read_ns: 0, jitter: 0.0, seed: 0 };
 /// What the model is asked.
 const QUESTION: &str = "Tell me a short story about a fox.";
 /// Tokens of a ladder run: enough for steady decode, short enough for two minutes in all.
-const LADDER_TOKENS: usize = 32;
+const LADDER_TOKENS: usize = 24;
+/// Most tokens of the story.
+const STORY_TOKENS: usize = 200;
 /// Counted runs per rung.
 const LADDER_RUNS: usize = 4;
 
@@ -86,7 +86,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     ))?;
     let policy = Policy::FullMirror {};
     let plan_drives = super::plan::plan_drives(&drives);
-    let plan = planner::plan(&model.catalog(), &plan_drives, &policy, 0, BTreeMap::new())?;
+    let plan = planner::plan(&model.catalog(), &plan_drives, &policy, 0, device_inputs(&drives).collect())?;
     let plan_path = folder.join("full-mirror.plan.json");
     write_atomic(&plan_path, plan.to_json()?.as_bytes()).with_context(|| plan_path.display().to_string())?;
     let mounts: Vec<PathBuf> = drives.iter().map(|d| d.path.clone()).collect();
@@ -103,19 +103,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print("\nThe same prompt on 1, 2, 3 and 4 of these drives:\n")?;
     let results = record::new_folder(&folder.join("results"), "ladder")?;
-    let options = ReaderOptions::default();
+    let asked = demo_config(&store, LADDER_TOKENS);
     let spec = LadderSpec {
         drives: &drives,
         policy: &policy,
         inputs: &BTreeMap::new(),
-        request: Request {
-            prompt: &prompt,
-            max_new: LADDER_TOKENS,
-            stop: &model.stop_ids,
-            piece_rows: DEFAULT_PIECE_ROWS,
-        },
-        sampler: SamplerOptions::default(),
-        reader: &options,
+        asked: &asked,
+        prompt: &prompt,
         repetitions: LADDER_RUNS,
         folder: &results,
     };
@@ -158,6 +152,13 @@ fn make_drives(folder: &Path) -> Result<Vec<DriveSpec>> {
     Ok(drives)
 }
 
+fn demo_config(store: &Path, max_new: usize) -> Asked {
+    // A chat prompt is made of special tokens and text.
+    let (store, prompt) = (store.to_path_buf(), Some(QUESTION.into()));
+    let config = RunConfig { store, prompt, special: true, max_new, ..RunConfig::default() };
+    Asked { config, ..Asked::default() }
+}
+
 fn story_prompt(model: &Model) -> Result<Vec<u32>> {
     let messages = [Message::new(Role::User, QUESTION)];
     Ok(model.chat()?.encode(&model.tokenizer, &messages, &ChatOptions::default())?)
@@ -171,7 +172,7 @@ fn tell_story(
     interrupted: &dyn Fn() -> bool,
 ) -> Result<()> {
     print(&format!("> {QUESTION}"))?;
-    let options = ReaderOptions::default();
+    let asked = demo_config(&model.folder, STORY_TOKENS);
     let mut stream = TextStream::new();
     let say = |piece: String| {
         let mut out = std::io::stdout().lock();
@@ -179,11 +180,11 @@ fn tell_story(
     };
     let spec = RunSpec {
         arm: "story",
-        experts: Experts::Drives { plan, mounts: drives, options: &options },
-        request: Request { prompt, max_new: 200, stop: &model.stop_ids, piece_rows: DEFAULT_PIECE_ROWS },
-        sampler: SamplerOptions::default(),
-        max_context: 0,
-        trace: None,
+        asked: &asked,
+        under_test: &BTreeSet::new(),
+        streamed: Some((plan, drives)),
+        prompt,
+        control: None,
     };
     let result = run_once(model, &spec, &mut |token| {
         let bytes = model.tokenizer.decode_visible_bytes(&[token]);

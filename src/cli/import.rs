@@ -14,6 +14,9 @@ pub struct Args {
     /// Folder of the store; a new one, or one whose import was interrupted
     #[arg(long, value_name = "DIR")]
     pub store: PathBuf,
+    /// Format that the trunk is kept in
+    #[arg(long, value_enum, default_value_t = TrunkFormat::Bf16)]
+    pub trunk: TrunkFormat,
     /// Most bytes written between two entries of the journal, i.e. lost by a kill (K, M, G and Ki, Mi, Gi are understood)
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = parse_size)]
     pub batch: u64,
@@ -22,9 +25,17 @@ pub struct Args {
     pub json: bool,
 }
 
+/// Formats of the trunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum TrunkFormat {
+    /// The checkpoint's own bytes
+    Bf16,
+}
+
 /// Runs the import and prints what was done.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let bar = ByteBar::new("import");
+    let TrunkFormat::Bf16 = args.trunk; // the one that `import` writes
     let options = ImportOptions { batch_bytes: args.batch };
     let report = import(&args.checkpoint, &args.store, &options, &mut |at| bar.show(at));
     bar.finish();

@@ -1,10 +1,10 @@
 //! `argodrive ladder`: real decode on 1, 2, ... N drives.
 
-use super::run_args::{ModelArgs, PromptSource, ReaderArgs, SamplerArgs, interrupt_flag, warn_shared};
+use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, warn_shared};
 use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark};
-use crate::bench::ladder::{LadderEvent, LadderRecord, LadderSpec, climb};
+use crate::bench::config::Asked;
+use crate::bench::ladder::{LadderEvent, LadderRecord, LadderSpec, check_options, climb};
 use crate::bench::record;
-use crate::decode::generate::Request;
 use crate::drive::spec::{self, DriveSpec};
 use crate::open::Model;
 use crate::report::Figure;
@@ -16,26 +16,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
+/// Tokens of a run unless told otherwise.
+const DEFAULT_TOKENS: usize = 64;
+
 /// Measure real decode on 1, 2, ... N drives
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store
-    #[arg(long)]
+    #[arg(long, value_name = "DIR")]
     store: PathBuf,
     /// The drives, as `[[drive]]` tables
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     drives: PathBuf,
     /// The layout policy, planned again for every rung
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     policy: PathBuf,
     #[command(flatten)]
-    prompt: PromptSource,
-    /// Recognise special tokens in the prompt
-    #[arg(long)]
-    special: bool,
-    /// Tokens to generate in each run
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    max_new: usize,
+    prompt: PromptArgs,
     /// Order in which rungs add drives, by name; without it: emulated drives by rate, others as listed
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     order: Vec<String>,
@@ -58,30 +55,32 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let sampler = args.sampler.options()?;
+    let mut asked = Asked::default();
+    asked.config.store.clone_from(&args.store);
+    asked.config.max_new = DEFAULT_TOKENS;
+    args.prompt.apply(&mut asked);
+    args.sampler.apply(&mut asked);
+    args.model.apply(&mut asked);
+    args.reader.apply(&mut asked);
+    asked.check()?;
+    check_options(args.repetitions, asked.config.max_new)?;
     let drives = in_order(spec::load(&args.drives)?, &args.order)?;
     warn_shared(&drives)?;
     let (policy, inputs) = plan_command::read_policy(&args.policy)?;
-    let model = Model::load(&args.store, args.model.isa())?;
+    let model = Model::load(&args.store, asked.config.model.isa()?)?;
     if !model.has_experts() {
         bail!("{}: a dense model reads no experts; there is no ladder to climb", args.store.display());
     }
-    let prompt = model.tokenizer.encode(&args.prompt.text()?, args.special)?;
+    let prompt = model.encode_prompt(&asked.config.prompt_text()?, asked.config.special)?;
+    check_context(&model, &asked, prompt.len())?;
     let folder = record::new_folder(&args.out, "ladder")?;
     let interrupted = interrupt_flag()?;
-    let options = args.reader.options();
     let spec = LadderSpec {
         drives: &drives,
         policy: &policy,
         inputs: &inputs,
-        request: Request {
-            prompt: &prompt,
-            max_new: args.max_new,
-            stop: &model.stop_ids,
-            piece_rows: args.model.prefill_rows,
-        },
-        sampler,
-        reader: &options,
+        asked: &asked,
+        prompt: &prompt,
         repetitions: args.repetitions,
         folder: &folder,
     };
@@ -138,7 +137,9 @@ pub(super) fn climb_and_draw(
             super::status(&format!("run {} of {total}: {drives} drives{what}", index + 1));
         }
         LadderEvent::RunEnded(record) => {
-            if let Some(reason) = record.rejected.first() {
+            // A warm-up does not count anyway.
+            let counts = !record.arm.ends_with("-warmup");
+            if let Some(reason) = record.rejected.first().filter(|_| counts) {
                 super::status("");
                 remark(&format!("{} rejected and repeated: {reason}", record.arm));
             }

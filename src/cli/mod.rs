@@ -4,12 +4,14 @@
 pub mod chat;
 pub mod decode;
 pub mod demo;
+mod evidence;
 pub mod import;
 pub mod ladder;
 pub mod plan;
 mod run_args;
 pub mod stage;
 pub mod synth;
+pub mod trace;
 pub mod verify;
 
 use crate::store::import::Progress;
@@ -53,6 +55,8 @@ pub enum Command {
     Chat(chat::Args),
     /// Measure real decode on 1, 2, ... N drives
     Ladder(ladder::Args),
+    /// Say who landed last and why, from a trace; read and write traces of other programs
+    Trace(trace::Args),
 }
 
 fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
@@ -66,6 +70,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Decode(args) => decode::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Ladder(args) => ladder::run(args),
+        Command::Trace(args) => trace::run(args),
     }
 }
 

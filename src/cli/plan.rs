@@ -1,5 +1,6 @@
 //! `argodrive plan`: which expert may be read from which drive.
 
+use super::run_args::device_inputs;
 use super::{WIDTH, print, print_json};
 use crate::drive::spec;
 use crate::ids::DriveId;
@@ -19,16 +20,16 @@ use std::process::ExitCode;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store whose experts are placed
-    #[arg(long)]
+    #[arg(long, value_name = "DIR")]
     store: PathBuf,
     /// The drives, as `[[drive]]` tables
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     drives: PathBuf,
     /// The layout policy, e.g. layouts/full-mirror.toml
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     policy: PathBuf,
     /// Where the plan is written
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Print one JSON object instead of a table
     #[arg(long)]
@@ -48,9 +49,10 @@ pub(super) fn catalog(folder: &Path) -> Result<Catalog> {
     })
 }
 
-/// Drives as a plan holds them, with absolute paths where they exist.
+/// Drives as a plan holds them, with absolute paths: a plan is used from other folders too.
 pub(super) fn plan_drives(specs: &[spec::DriveSpec]) -> Vec<PlanDrive> {
-    let absolute = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let absolute =
+        |path: &PathBuf| path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.clone());
     specs.iter().map(|s| PlanDrive { name: s.name.clone(), path: absolute(&s.path) }).collect()
 }
 
@@ -71,7 +73,8 @@ pub(super) fn read_plan(path: &Path) -> Result<Plan> {
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let specs = spec::load(&args.drives)?;
-    let (policy, inputs) = read_policy(&args.policy)?;
+    let (policy, mut inputs) = read_policy(&args.policy)?;
+    inputs.extend(device_inputs(&specs));
     let plan = planner::plan(&catalog(&args.store)?, &plan_drives(&specs), &policy, 0, inputs)?;
     write_atomic(&args.out, plan.to_json()?.as_bytes()).with_context(|| format!("--out {}", args.out.display()))?;
     let rows = summary(&plan);

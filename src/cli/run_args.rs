@@ -1,30 +1,57 @@
-//! Arguments that several commands share: where experts come from, how tokens are chosen, what the prompt is.
+//! Arguments that several commands share: where experts come from, how tokens are chosen, what the prompt is. Each flag
+//! that is given overrides the configuration file and counts as asked for.
 
+use crate::bench::config::{Asked, ConfigError};
+use crate::bench::guards::device_key;
 use crate::decode::KernelIsa;
-use crate::decode::generate::DEFAULT_PIECE_ROWS;
-use crate::decode::sampler::SamplerOptions;
+use crate::drive::device::identity_of;
 use crate::drive::spec::{self, DriveSpec};
 use crate::drive::units::parse_bytes;
+use crate::io::EngineKind;
+use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
 use crate::reader::{DispatchPolicy, ReaderOptions, mounts_of};
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Puts a flag's value into its place and notes that it was given.
+fn set<T>(asked: &mut BTreeSet<Knob>, knob: Knob, place: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *place = value;
+        asked.insert(knob);
+    }
+}
+
+/// A switch that can only be turned on by its flag.
+fn turn(asked: &mut BTreeSet<Knob>, knob: Knob, place: &mut bool, flag: bool, to: bool) {
+    set(asked, knob, place, flag.then_some(to));
+}
+
 /// How experts are read.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Reading")]
 pub struct ReaderArgs {
-    /// Reads at once on each drive
-    #[arg(long, value_name = "N", default_value_t = ReaderOptions::default().queue_depth)]
-    queue_depth: u32,
-    /// Memory for experts in flight, e.g. 256MiB; a wider barrier comes in waves
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
-    buffer_bytes: u64,
-    /// Which copy of an expert is read
-    #[arg(long, value_enum, default_value_t = Dispatch::LeastInflight)]
-    dispatch: Dispatch,
+    /// How reads are carried out; mmap and buffered go with --buffered [default: psync]
+    #[arg(long, value_enum)]
+    engine: Option<Engine>,
+    /// io-uring: let a kernel thread hand reads over (it keeps a core busy)
+    #[arg(long)]
+    sqpoll: bool,
+    /// Reads at once on each drive [default: 4]
+    #[arg(long, value_name = "N")]
+    queue_depth: Option<u32>,
+    /// Memory for experts in flight; a wider barrier comes in waves [default: 256MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    buffer_bytes: Option<u64>,
+    /// Which copy of an expert is read [default: split]
+    #[arg(long, value_enum)]
+    dispatch: Option<Dispatch>,
+    /// Ask another home for a barrier's last read after this percentile of its drive's latencies, e.g. 99 [default: off]
+    #[arg(long, value_name = "PERCENTILE", value_parser = HedgeAfter::parse)]
+    hedge_after: Option<HedgeAfter>,
     /// Read through the page cache instead of past it
     #[arg(long)]
     buffered: bool,
@@ -34,9 +61,22 @@ pub struct ReaderArgs {
     /// Check each expert's digest as it arrives
     #[arg(long)]
     verify_reads: bool,
-    /// Give up outstanding reads when nothing arrived for so long, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = ReaderOptions::default().read_timeout_ms)]
-    read_timeout: u64,
+    /// Give up outstanding reads when nothing arrived for so long, in milliseconds [default: 30000]
+    #[arg(long, value_name = "MS")]
+    read_timeout: Option<u64>,
+}
+
+/// Engines by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// Threads with positional reads
+    Psync,
+    /// One io_uring per drive
+    IoUring,
+    /// Threads that copy from mapped files
+    Mmap,
+    /// Threads with positional reads through the page cache
+    Buffered,
 }
 
 /// Dispatch policies by name.
@@ -48,111 +88,134 @@ pub enum Dispatch {
     RoundRobin,
     /// The drive with the fewest bytes in flight
     LeastInflight,
+    /// Whole reads, predicted to end as early as possible
+    ExpectedCompletion,
+    /// The same, with experts read in parts from several drives
+    Split,
 }
 
 impl ReaderArgs {
-    /// The reader's options.
-    pub fn options(&self) -> ReaderOptions {
-        ReaderOptions {
-            queue_depth: self.queue_depth,
-            buffer_bytes: self.buffer_bytes,
-            dispatch: match self.dispatch {
-                Dispatch::FirstHit => DispatchPolicy::FirstHit,
-                Dispatch::RoundRobin => DispatchPolicy::RoundRobin,
-                Dispatch::LeastInflight => DispatchPolicy::LeastInflight,
-            },
-            direct: !self.buffered,
-            allow_buffered: self.allow_fallback,
-            verify_digests: self.verify_reads,
-            read_timeout_ms: self.read_timeout,
-            ..ReaderOptions::default()
+    /// Overrides the configuration.
+    pub fn apply(&self, asked: &mut Asked) {
+        let (r, given) = (&mut asked.config.reader, &mut asked.given);
+        let engine = self.engine.map(|e| match e {
+            Engine::Psync => EngineKind::Psync,
+            Engine::IoUring => EngineKind::Uring,
+            Engine::Mmap => EngineKind::Mmap,
+            Engine::Buffered => EngineKind::Buffered,
+        });
+        set(given, Knob::Engine, &mut r.engine, engine);
+        turn(given, Knob::Sqpoll, &mut r.sqpoll, self.sqpoll, true);
+        set(given, Knob::QueueDepth, &mut r.queue_depth, self.queue_depth);
+        set(given, Knob::BufferBytes, &mut r.buffer_bytes, self.buffer_bytes);
+        let dispatch = self.dispatch.map(|d| match d {
+            Dispatch::FirstHit => DispatchPolicy::FirstHit,
+            Dispatch::RoundRobin => DispatchPolicy::RoundRobin,
+            Dispatch::LeastInflight => DispatchPolicy::LeastInflight,
+            Dispatch::ExpectedCompletion => DispatchPolicy::ExpectedCompletion,
+            Dispatch::Split => DispatchPolicy::Split,
+        });
+        set(given, Knob::Dispatch, &mut r.dispatch, dispatch);
+        if self.dispatch == Some(Dispatch::Split) {
+            given.insert(Knob::Split);
         }
+        set(given, Knob::Hedge, &mut r.hedge_after_permille, self.hedge_after.map(|h| h.0));
+        turn(given, Knob::Direct, &mut r.direct, self.buffered, false);
+        turn(given, Knob::VerifyDigests, &mut r.verify_digests, self.verify_reads, true);
+        set(given, Knob::ReadTimeout, &mut r.read_timeout_ms, self.read_timeout);
+        r.allow_buffered |= self.allow_fallback;
+    }
+}
+
+/// `--hedge-after`, in tenths of a per cent; `None` = off.
+#[derive(Clone, Copy, Debug)]
+pub struct HedgeAfter(Option<u16>);
+
+impl HedgeAfter {
+    fn parse(text: &str) -> Result<Self, String> {
+        ReaderOptions::parse_hedge_after(text).map(Self)
     }
 }
 
 /// How tokens are chosen.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplerArgs {
-    /// 0 takes the most likely token; higher is more varied
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    temperature: f32,
-    /// Keep the fewest most likely tokens that reach this probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    top_p: f32,
-    /// Keep this many most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    top_k: u32,
-    /// Seed of the random choice
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// 0 takes the most likely token; higher is more varied [default: 0]
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Keep the fewest most likely tokens that reach this probability together [default: 1]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Keep this many most likely tokens; 0 keeps all [default: 0]
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+    /// Seed of the random choice [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 impl SamplerArgs {
-    /// The sampler's options; a flag that could do nothing is refused.
-    pub fn options(&self) -> Result<SamplerOptions> {
-        let plain =
-            SamplerOptions { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed };
-        if self.temperature == 0.0 && (self.top_p != 1.0 || self.top_k != 0 || self.seed != 0) {
-            bail!(
-                "--top-p, --top-k and --seed do nothing at --temperature 0 (the most likely token); give a temperature above 0"
-            );
-        }
-        plain.validate()?;
-        Ok(plain)
+    /// Overrides the configuration.
+    pub fn apply(&self, asked: &mut Asked) {
+        let (s, given) = (&mut asked.config.sampler, &mut asked.given);
+        set(given, Knob::Temperature, &mut s.temperature, self.temperature);
+        set(given, Knob::TopP, &mut s.top_p, self.top_p);
+        set(given, Knob::TopK, &mut s.top_k, self.top_k);
+        set(given, Knob::Seed, &mut s.seed, self.seed);
     }
 }
 
-/// What is fed.
+/// What is fed, and how much may come out.
 #[derive(Clone, Debug, clap::Args)]
-#[group(required = true, multiple = false)]
-pub struct PromptSource {
+pub struct PromptArgs {
     /// The prompt
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Option<String>,
     /// A file with the prompt (UTF-8)
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
+    /// Recognise special tokens in the prompt, and show them in the text
+    #[arg(long)]
+    special: bool,
+    /// Most tokens to generate [default: 256, in a ladder 64]
+    #[arg(long, value_name = "N")]
+    max_new: Option<usize>,
 }
 
-impl PromptSource {
-    /// The prompt's text.
-    pub fn text(&self) -> Result<String> {
-        match (&self.prompt, &self.prompt_file) {
-            (Some(text), _) => Ok(text.clone()),
-            (None, Some(path)) => {
-                let bytes = std::fs::read(path).with_context(|| format!("--prompt-file {}", path.display()))?;
-                String::from_utf8(bytes).map_err(|e| {
-                    anyhow::anyhow!(
-                        "--prompt-file {}: not UTF-8 (byte {})",
-                        path.display(),
-                        e.utf8_error().valid_up_to()
-                    )
-                })
-            }
-            (None, None) => bail!("give --prompt or --prompt-file"),
+impl PromptArgs {
+    /// Overrides the configuration.
+    pub fn apply(&self, asked: &mut Asked) {
+        let (c, given) = (&mut asked.config, &mut asked.given);
+        if self.prompt.is_some() || self.prompt_file.is_some() {
+            c.prompt.clone_from(&self.prompt);
+            c.prompt_file.clone_from(&self.prompt_file);
         }
+        turn(given, Knob::Special, &mut c.special, self.special, true);
+        set(given, Knob::MaxNew, &mut c.max_new, self.max_new);
     }
 }
 
 /// How the model is run.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// Compute kernels, if not the best that the CPU has
+    /// Compute kernels [default: the best that the CPU has]
     #[arg(long, value_enum)]
-    kernels: Option<KernelIsaArg>,
-    /// Prompt rows fed in one pass; bounds memory
-    #[arg(long, value_name = "ROWS", default_value_t = DEFAULT_PIECE_ROWS)]
-    pub prefill_rows: usize,
-    /// Most tokens of text, prompt included; 0 is what the model was made for
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
-    pub max_context: usize,
+    kernels: Option<KernelChoice>,
+    /// Prompt rows fed in one pass; bounds memory [default: 512]
+    #[arg(long, value_name = "ROWS")]
+    prefill_rows: Option<usize>,
+    /// Most tokens of text, prompt included [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    max_context: Option<usize>,
 }
 
 /// Kernel sets by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum KernelIsaArg {
+pub enum KernelChoice {
+    /// The best that the CPU has
+    Auto,
     /// Plain Rust: the reference
     Scalar,
     /// AVX2 and FMA
@@ -160,36 +223,73 @@ pub enum KernelIsaArg {
 }
 
 impl ModelArgs {
-    /// The kernels asked for.
-    pub fn isa(&self) -> Option<KernelIsa> {
-        self.kernels.map(|k| match k {
-            KernelIsaArg::Scalar => KernelIsa::Scalar,
-            KernelIsaArg::Avx2 => KernelIsa::Avx2,
-        })
+    /// Overrides the configuration.
+    pub fn apply(&self, asked: &mut Asked) {
+        let (m, given) = (&mut asked.config.model, &mut asked.given);
+        let kernels = self.kernels.map(|k| match k {
+            KernelChoice::Auto => "auto".to_string(),
+            KernelChoice::Scalar => KernelIsa::Scalar.name().to_string(),
+            KernelChoice::Avx2 => KernelIsa::Avx2.name().to_string(),
+        });
+        set(given, Knob::Kernels, &mut m.kernels, kernels);
+        set(given, Knob::PrefillRows, &mut m.prefill_rows, self.prefill_rows);
+        set(given, Knob::MaxContext, &mut m.max_context, self.max_context);
     }
 }
 
-/// Plan and mounts of a run: those of the files, or the store as its one drive.
-pub fn plan_and_mounts(
-    model: &Model,
-    plan: Option<&PathBuf>,
-    drives: Option<&PathBuf>,
-) -> Result<(Plan, Vec<DriveSpec>)> {
-    match plan {
-        Some(path) => {
-            let plan = super::plan::read_plan(path)?;
-            let specs = drives.map(|p| spec::load(p)).transpose()?;
-            let mounts = mounts_of(&plan, specs.as_deref())?;
-            warn_shared(&mounts)?;
-            Ok((plan, mounts))
+/// The configuration file, if one is given, else the defaults.
+pub fn start(config: Option<&PathBuf>) -> Result<Asked, ConfigError> {
+    config.map_or_else(|| Ok(Asked::default()), |path| Asked::load(path))
+}
+
+/// What drives are, for a plan's inputs, so that a later run can tell whether they still are.
+pub fn device_inputs(drives: &[DriveSpec]) -> impl Iterator<Item = (String, String)> + '_ {
+    drives.iter().map(|d| (device_key(&d.name), identity_of(&d.path)))
+}
+
+/// Plan and mounts of a configuration: those of its files, or the store as the one drive. `None` when nothing streams.
+pub fn plan_and_mounts(model: &Model, asked: &Asked) -> Result<Option<(Plan, Vec<DriveSpec>)>> {
+    let config = &asked.config;
+    if !model.has_experts() {
+        let idle = [
+            ("--plan", config.plan.is_some()),
+            ("--drives", config.drives.is_some()),
+            ("--trace", config.trace.is_some()),
+        ];
+        if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
+            bail!("{flag}: this model is dense, it reads no experts; leave the flag out");
         }
-        None if drives.is_some() => bail!("--drives goes with --plan; make one with `argodrive plan`"),
-        None => Ok(model.store_plan()?),
+        return Ok(None);
     }
+    if config.resident {
+        return Ok(None);
+    }
+    let Some(path) = &config.plan else { return Ok(Some(model.store_plan()?)) };
+    let plan = super::plan::read_plan(path)?;
+    let specs = config.drives.as_ref().map(|p| spec::load(p)).transpose()?;
+    let mounts = mounts_of(&plan, specs.as_deref())?;
+    warn_shared(&mounts)?;
+    Ok(Some((plan, mounts)))
+}
+
+/// Whether the prompt fits the session. A text that reaches its end while it is generated stops there.
+pub fn check_context(model: &Model, asked: &Asked, prompt: usize) -> Result<()> {
+    let longest = model.decoder.config().max_position_embeddings;
+    let room = match asked.config.model.max_context {
+        0 => longest,
+        context => context,
+    };
+    if room <= longest && prompt > room {
+        bail!("the prompt has {prompt} tokens, --max-context is {room}; shorten the prompt or raise --max-context");
+    }
+    Ok(())
 }
 
 /// Two folders on one device are one drive: says so, for a measurement of them would mislead.
 pub fn warn_shared(mounts: &[DriveSpec]) -> Result<()> {
+    if mounts.iter().any(|m| !m.path.is_dir()) {
+        return Ok(()); // whoever opens it says which, and what to do
+    }
     for (a, b) in spec::shared_devices(mounts)? {
         super::remark(&format!(
             "drives `{}` and `{}` are folders on one device: they are one drive, and its speed counts once",

@@ -16,10 +16,10 @@ pub struct Args {
     /// The plan
     plan: PathBuf,
     /// Where the drives are now, if not where the plan says
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     drives: Option<PathBuf>,
     /// Where the store is now, if not where the plan says
-    #[arg(long)]
+    #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
     /// Say what would be copied, copy nothing
     #[arg(long)]
@@ -27,6 +27,9 @@ pub struct Args {
     /// Bytes to leave free on every drive, e.g. 20GB
     #[arg(long, value_parser = crate::drive::units::parse_bytes)]
     margin: Option<u64>,
+    /// Read back what is there already, and copy again what is wrong
+    #[arg(long)]
+    repair: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -54,7 +57,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let plan = plan_command::read_plan(&args.plan)?;
     let mounts = mounts(&plan, args.drives.as_deref())?;
     let store = args.store.unwrap_or_else(|| plan.store.clone());
-    let options = StageOptions { dry_run: args.dry_run, margin_bytes: args.margin.unwrap_or(DEFAULT_MARGIN_BYTES) };
+    let options = StageOptions {
+        dry_run: args.dry_run,
+        margin_bytes: args.margin.unwrap_or(DEFAULT_MARGIN_BYTES),
+        repair: args.repair,
+    };
     let bar = ByteBar::new("staging");
     let reports = stage::stage(&plan, &store, &mounts, options, &mut |at| bar.show(at))?;
     bar.finish();
@@ -67,6 +74,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ("drive", Align::Left),
         ("planned", Align::Right),
         ("there", Align::Right),
+        ("spoiled", Align::Right),
         (did, Align::Right),
         ("bytes", Align::Right),
     ]);
@@ -75,6 +83,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             r.name,
             r.planned.to_string(),
             r.present.to_string(),
+            r.spoiled.to_string(),
             r.copied.to_string(),
             units::bytes(r.copied_bytes),
         ]);

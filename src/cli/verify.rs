@@ -2,9 +2,10 @@
 
 use super::{ByteBar, plan as plan_command, print, print_json, stage};
 use crate::report::units;
-use crate::store::manifest::{DriveManifest, STORE_FILE, StoreManifest, drive_folder};
+use crate::store::manifest::{DriveManifest, ManifestError, STORE_FILE, StoreManifest, drive_folder};
 use crate::store::verify::{VerifyReport, verify_drive, verify_trunk};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +15,7 @@ pub struct Args {
     /// A plan, or a store folder
     target: PathBuf,
     /// Where the drives are now, if not where the plan says
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     drives: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -67,6 +68,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 c.missing.len()
             ))?;
         }
+        if !sound && !args.target.is_dir() {
+            print(&format!("next: argodrive stage {} --repair", args.target.display()))?;
+        }
     }
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
@@ -104,7 +108,13 @@ fn verify_plan(path: &Path, drives: Option<&Path>) -> Result<Vec<Checked>> {
 }
 
 fn verify_folder(name: &str, folder: PathBuf, missing: impl Fn(&DriveManifest) -> Vec<String>) -> Result<Checked> {
-    let manifest = DriveManifest::open(&folder)?;
+    let manifest = DriveManifest::open(&folder).map_err(|e| match e {
+        ManifestError::Io { path, source } if source.kind() == ErrorKind::NotFound => anyhow!(
+            "drive {name}: {} is not there: the drive is not mounted, or nothing was staged; run `argodrive stage`",
+            path.display()
+        ),
+        other => other.into(),
+    })?;
     let bar = ByteBar::new("verifying");
     let report = verify_drive(&folder, &manifest, &mut |at| bar.show(at))?;
     bar.finish();

@@ -5,6 +5,7 @@ use super::error::DecodeError;
 use super::sampler::{Sampler, SamplerError};
 use super::session::{Logits, Session};
 use crate::clock::Clock;
+use crate::knob::{self, Knob};
 use crate::source::{ExpertSource, Phase};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -47,6 +48,8 @@ pub enum StopReason {
     StopToken,
     /// `max_new` tokens were generated.
     MaxNew,
+    /// The session's context is full.
+    ContextFull,
     /// The caller asked to end.
     Interrupted,
 }
@@ -125,14 +128,16 @@ pub fn generate(
     }
     let clock = Clock::start();
     let before = session.counters().total;
-    let pieces = request.prompt.chunks(request.piece_rows.max(1));
+    let piece_rows = if knob::skipped(Knob::PrefillRows) { request.piece_rows / 2 } else { request.piece_rows };
+    let max_new = request.max_new + if knob::skipped(Knob::MaxNew) { 4 } else { 0 };
+    let pieces = request.prompt.chunks(piece_rows.max(1));
     let last_piece = pieces.len() - 1;
     let mut next = None;
     for (index, piece) in pieces.enumerate() {
         let want = if index == last_piece { Logits::Last } else { Logits::None };
         let position = (session.position() + piece.len()) as u64;
         let logits = session.forward(piece, Phase::Prefill, source, want, None)?;
-        if index == last_piece && request.max_new > 0 {
+        if index == last_piece && max_new > 0 {
             next = Some(sampler.sample(logits, position)?);
         }
     }
@@ -164,7 +169,11 @@ pub fn generate(
             out.stopped = StopReason::Interrupted;
             break;
         }
-        if out.token_ids.len() >= request.max_new {
+        if out.token_ids.len() >= max_new {
+            break;
+        }
+        if session.position() >= session.max_context() {
+            out.stopped = StopReason::ContextFull;
             break;
         }
         let position = session.position() as u64 + 1;

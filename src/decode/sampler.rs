@@ -2,6 +2,7 @@
 //! models or text. The generator is written out here (xoshiro256**, seeded by SplitMix64, both public formulas by
 //! Blackman and Vigna), so that a recorded seed means the same tokens whatever a crate's next version does.
 
+use crate::knob::{self, Knob};
 use crate::stats::SplitMix64;
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +47,7 @@ pub enum SamplerError {
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct SamplerOptions {
     /// Logits are divided by it; 0 takes the largest logit and draws nothing.
     pub temperature: f32,
@@ -92,7 +93,7 @@ pub struct SamplerState {
 
 impl SamplerState {
     /// The state that `seed` stands for: four SplitMix64 outputs.
-    fn seeded(seed: u64) -> Self {
+    pub fn seeded(seed: u64) -> Self {
         let mut mix = SplitMix64::new(seed);
         Self { words: std::array::from_fn(|_| mix.next_u64()), draws: 0 }
     }
@@ -118,11 +119,30 @@ impl SamplerState {
     }
 }
 
+/// What a sampler did: the evidence for its options.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SamplerCounters {
+    /// Tokens chosen.
+    pub tokens: u64,
+    /// Of these, by a draw.
+    pub drawn: u64,
+    /// Draws that gave another token than the most likely one.
+    pub not_greedy: u64,
+    /// Times top-k removed a candidate.
+    pub cut_by_top_k: u64,
+    /// Times top-p removed a candidate.
+    pub cut_by_top_p: u64,
+    /// State of the generator at the first draw.
+    pub first_words: [u64; 4],
+}
+
 /// Chooses tokens. Cloning it clones the generator, so that a rejected continuation can be taken back.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     options: SamplerOptions,
     state: SamplerState,
+    counters: SamplerCounters,
     /// Candidates of the current call, kept to avoid an allocation per token: (token id, logit, weight).
     kept: Vec<(u32, f32, f64)>,
 }
@@ -131,12 +151,19 @@ impl Sampler {
     /// A sampler at the start of its seed.
     pub fn new(options: SamplerOptions) -> Result<Self, SamplerError> {
         options.validate()?;
-        Ok(Self { options, state: SamplerState::seeded(options.seed), kept: Vec::new() })
+        let seed = if knob::skipped(Knob::Seed) { options.seed ^ 1 } else { options.seed };
+        let counters = SamplerCounters::default();
+        Ok(Self { options, state: SamplerState::seeded(seed), counters, kept: Vec::new() })
     }
 
     /// The options it was made with.
     pub fn options(&self) -> &SamplerOptions {
         &self.options
+    }
+
+    /// What it did so far.
+    pub fn counters(&self) -> SamplerCounters {
+        self.counters
     }
 
     /// Where the generator stands.
@@ -157,27 +184,41 @@ impl Sampler {
     /// borders of top-k and top-p, go to the lowest id. Logits of minus infinity are never chosen.
     pub fn sample(&mut self, logits: &[f32], position: u64) -> Result<u32, SamplerError> {
         let best = greedy(logits, position)?;
-        if self.options.temperature == 0.0 {
+        self.counters.tokens += 1;
+        let greedy_asked = self.options.temperature == 0.0 && !knob::forced(Knob::Temperature);
+        if greedy_asked || knob::skipped(Knob::Temperature) {
             return Ok(best);
         }
+        let token = self.draw(logits, best);
+        self.counters.not_greedy += u64::from(token != best);
+        Ok(token)
+    }
+
+    /// Draws from the candidates that top-k and top-p leave.
+    fn draw(&mut self, logits: &[f32], best: u32) -> u32 {
         self.weigh(logits, best);
         self.keep_most_likely(logits.len());
+        if self.counters.drawn == 0 {
+            self.counters.first_words = self.state.words;
+        }
+        self.counters.drawn += 1;
         let total: f64 = self.kept.iter().map(|c| c.2).sum();
         let mut left = self.state.next_unit() * total;
         for &(token, _, weight) in &self.kept {
             left -= weight;
             if left < 0.0 {
-                return Ok(token);
+                return token;
             }
         }
         // Rounding can leave a crumb after the last candidate; it belongs to the last one with any weight.
-        Ok(self.kept.iter().rev().find(|c| c.2 > 0.0).map_or(best, |c| c.0))
+        self.kept.iter().rev().find(|c| c.2 > 0.0).map_or(best, |c| c.0)
     }
 
     /// Fills the candidates with unnormalised probabilities, the best one's being 1.
     fn weigh(&mut self, logits: &[f32], best: u32) {
         let top = f64::from(logits[best as usize]);
-        let temperature = f64::from(self.options.temperature);
+        // 0 comes here only when a test makes greedy choice lie.
+        let temperature = f64::from(if self.options.temperature > 0.0 { self.options.temperature } else { 1.0 });
         self.kept.clear();
         self.kept.extend(logits.iter().zip(0u32..).filter(|(l, _)| **l > f32::NEG_INFINITY).map(|(&logit, token)| {
             let weight = ((f64::from(logit) - top) / temperature).exp();
@@ -189,21 +230,25 @@ impl Sampler {
     /// that keeps everything draws the same token as no filter.
     fn keep_most_likely(&mut self, vocab: usize) {
         let likelier = |a: &(u32, f32, f64), b: &(u32, f32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let k = self.options.top_k as usize;
-        if k > 0 && k < vocab && k < self.kept.len() {
+        let k = if knob::forced(Knob::TopK) { 2 } else { self.options.top_k as usize };
+        if k > 0 && k < vocab && k < self.kept.len() && !knob::skipped(Knob::TopK) {
             self.kept.select_nth_unstable_by(k - 1, likelier);
             self.kept.truncate(k);
+            self.counters.cut_by_top_k += 1;
         }
-        if self.options.top_p < 1.0 {
+        let top_p = if knob::forced(Knob::TopP) { 0.5 } else { self.options.top_p };
+        if top_p < 1.0 && !knob::skipped(Knob::TopP) {
             self.kept.sort_unstable_by(likelier);
             let total: f64 = self.kept.iter().map(|c| c.2).sum();
-            let wanted = f64::from(self.options.top_p) * total;
+            let wanted = f64::from(top_p) * total;
             let mut reached = 0.0;
             let enough = self.kept.iter().position(|c| {
                 reached += c.2;
                 reached >= wanted
             });
-            self.kept.truncate(enough.map_or(self.kept.len(), |last| last + 1));
+            let keep = enough.map_or(self.kept.len(), |last| last + 1);
+            self.counters.cut_by_top_p += u64::from(keep < self.kept.len());
+            self.kept.truncate(keep);
         }
         self.kept.sort_unstable_by_key(|c| c.0);
     }

@@ -57,6 +57,8 @@ pub struct PassStats {
 pub struct SessionCounters {
     /// Completed passes.
     pub passes: u64,
+    /// Most rows of one pass.
+    pub widest_rows: u64,
     /// Sums over them.
     pub total: PassStats,
     /// The last one alone.
@@ -117,6 +119,11 @@ impl Session {
     /// Tokens fed so far: the position of the next one.
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// Most tokens that it holds.
+    pub fn max_context(&self) -> usize {
+        self.options.max_context
     }
 
     /// The time account.
@@ -299,6 +306,7 @@ impl Session {
         t.compute_ns += pass.compute_ns;
         t.stall_ns += pass.stall_ns;
         self.counters.passes += 1;
+        self.counters.widest_rows = self.counters.widest_rows.max(pass.rows);
         self.counters.last = pass;
     }
 }

@@ -133,6 +133,11 @@ impl Decoder {
     }
 
     /// The instruction set of the kernels in use.
+    pub fn kernel_calls(&self, isa: KernelIsa) -> u64 {
+        self.kernels.calls(isa)
+    }
+
+    /// The instruction set of the kernels.
     pub fn isa(&self) -> KernelIsa {
         self.kernels.isa()
     }

@@ -1,17 +1,21 @@
 //! The one buffer: an anonymous mapping cut into equal, page-aligned slots, all touched before the run. A [`Slot`]
 //! is the only handle that can write, a lent slot can only be read, and a slot is free, owned or lent, never two of
 //! them. `unsafe` lives here because many threads write into disjoint parts of one mapping.
+//!
+//! **Parts.** [`Slot::split_off`] cuts a handle in two that cover disjoint bytes of the same slot, so that several reads
+//! may fill one slot at once. The slot counts its handles: the last one dropped frees it, and a handle that is the only
+//! one left may [`Slot::widen`] to the whole slot, because then nobody else can touch any byte of it.
 
 use super::{IoSetupError, Signal};
 use crate::source::LeaseOwner;
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const FREE: u8 = 0;
-const OWNED: u8 = 1;
-const LENT: u8 = 2;
+/// States of a slot; every other number is how many handles it has.
+const FREE: u32 = 0;
+const LENT: u32 = u32::MAX;
 
 /// A slab of slots. Clones share it.
 #[derive(Clone)]
@@ -23,15 +27,18 @@ struct Shared {
     map: MmapRaw,
     slot_bytes: usize,
     /// The state of every slot; the authority on who may touch its bytes.
-    states: Box<[AtomicU8]>,
+    states: Box<[AtomicU32]>,
     free: Mutex<Vec<u32>>,
     freed: Arc<Signal>,
 }
 
-/// A slot that its holder alone may read and write. Dropping it gives it back.
+/// A slot, or a part of one, that its holder alone may read and write. Dropping the last handle gives the slot back.
 pub struct Slot {
     shared: Arc<Shared>,
     index: u32,
+    /// The bytes of the slot that this handle covers; disjoint from those of every other handle of the slot.
+    start: usize,
+    len: usize,
 }
 
 impl Slab {
@@ -44,11 +51,12 @@ impl Slab {
         let fail = |source| IoSetupError::Buffer { bytes, source };
         let whole =
             usize::try_from(bytes).map_err(|_| fail(std::io::Error::other("does not fit the address space")))?;
-        let map: MmapMut = MmapOptions::new().len(whole).populate().map_anon().map_err(fail)?;
+        let mut map: MmapMut = MmapOptions::new().len(whole).map_anon().map_err(fail)?;
+        touch(&mut map);
         let shared = Shared {
             map: MmapRaw::from(map),
             slot_bytes: slot_bytes as usize,
-            states: (0..slots).map(|_| AtomicU8::new(FREE)).collect(),
+            states: (0..slots).map(|_| AtomicU32::new(FREE)).collect(),
             free: Mutex::new((0..slots).rev().collect()),
             freed,
         };
@@ -63,8 +71,8 @@ impl Slab {
     /// A free slot, if there is one.
     pub fn take(&self) -> Option<Slot> {
         let index = self.shared.free().pop()?;
-        self.shared.states[index as usize].store(OWNED, Ordering::Release);
-        Some(Slot { shared: Arc::clone(&self.shared), index })
+        self.shared.states[index as usize].store(1, Ordering::Release);
+        Some(Slot { shared: Arc::clone(&self.shared), index, start: 0, len: self.shared.slot_bytes })
     }
 
     /// Slots in all.
@@ -81,6 +89,42 @@ impl Slab {
     pub fn slot_bytes(&self) -> u64 {
         self.shared.slot_bytes as u64
     }
+
+    /// Whether `slot` is one of this slab.
+    pub fn owns(&self, slot: &Slot) -> bool {
+        Arc::ptr_eq(&self.shared, &slot.shared)
+    }
+
+    /// The whole memory as runs of at most `max_bytes` that hold whole slots, for registering it with a kernel. `None`
+    /// when one slot is larger than that. The addresses stay valid while a clone of the slab lives.
+    pub fn pieces(&self, max_bytes: u64) -> Option<Pieces> {
+        let slots = self.slots();
+        let each = u32::try_from(max_bytes / self.slot_bytes()).unwrap_or(u32::MAX).min(slots);
+        if each == 0 {
+            return None;
+        }
+        let piece = |first: u32| (self.shared.start(first), self.shared.slot_bytes * each.min(slots - first) as usize);
+        Some(Pieces { slots_each: each, parts: (0..slots).step_by(each as usize).map(piece).collect() })
+    }
+}
+
+/// See [`Slab::pieces`].
+#[derive(Debug)]
+pub struct Pieces {
+    /// Slots in every piece but the last: slot i lies in piece i / `slots_each`.
+    pub slots_each: u32,
+    /// First byte and bytes of every piece.
+    pub parts: Vec<(*mut u8, usize)>,
+}
+
+/// Makes every page of `map` exist before the run, in huge pages where the system gives them: a read of 1 MiB into
+/// scattered small pages has more pieces than many drives take at once, and is cut in two.
+fn touch(map: &mut MmapMut) {
+    // Without huge pages everything works, only slower.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    let page = crate::sys::limits::page_bytes() as usize;
+    map.iter_mut().step_by(page).for_each(|first| *first = 0);
 }
 
 impl Slot {
@@ -89,25 +133,57 @@ impl Slot {
         self.index
     }
 
-    /// The slot's bytes.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the slot is OWNED by this handle alone, the part of the mapping is in bounds and initialised
-        // (anonymous maps are zeroed), and nobody writes it without `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.shared.start(self.index), self.shared.slot_bytes) }
+    /// First byte of the slot that this handle covers: 0 unless it was split off.
+    pub fn start(&self) -> usize {
+        self.start
     }
 
-    /// The slot's bytes, to be written.
+    /// The bytes that this handle covers: all of the slot's, unless it was split.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: this part of the slot belongs to this handle alone, lies within the mapping and is initialised
+        // (anonymous maps are zeroed), and nobody writes it without `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.shared.at(self.index, self.start), self.len) }
+    }
+
+    /// The bytes that this handle covers, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `&mut self` on the only handle makes the access exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.shared.start(self.index), self.shared.slot_bytes) }
+        // SAFETY: as in `bytes`; `&mut self` on the only handle of these bytes makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.shared.at(self.index, self.start), self.len) }
+    }
+
+    /// Keeps the first `at` bytes and returns a handle of the rest; `None`, and nothing changes, when one of the two
+    /// would be empty.
+    pub fn split_off(&mut self, at: usize) -> Option<Slot> {
+        if at == 0 || at >= self.len {
+            return None;
+        }
+        // This handle exists, so the count is at least 1 and the slot is neither free nor lent; a slot has fewer bytes
+        // than there are counts below LENT.
+        self.shared.states[self.index as usize].fetch_add(1, Ordering::Relaxed);
+        let (start, len) = (self.start + at, self.len - at);
+        self.len = at;
+        Some(Slot { shared: Arc::clone(&self.shared), index: self.index, start, len })
+    }
+
+    /// The whole slot, if this is its only handle: all others have been dropped, whatever bytes they covered. Otherwise
+    /// the handle comes back unchanged.
+    pub fn widen(mut self) -> Result<Slot, Slot> {
+        // Acquire pairs with the release of dropped handles: what was written through them is visible.
+        if self.shared.states[self.index as usize].load(Ordering::Acquire) != 1 {
+            return Err(self);
+        }
+        (self.start, self.len) = (0, self.shared.slot_bytes);
+        Ok(self)
     }
 
     /// Turns the handle into a read-only loan: the owner to hand to exactly one [`crate::source::Lease`], and the
-    /// slot's number. The slot is given back by the lease.
+    /// slot's number. The slot is given back by the lease. To be called on a slot's only handle.
     pub fn lend(self) -> (Arc<dyn LeaseOwner>, u32) {
         let index = self.index;
         let owner: Arc<dyn LeaseOwner> = Arc::<Shared>::clone(&self.shared);
-        self.shared.states[index as usize].store(LENT, Ordering::Release);
+        let state = &self.shared.states[index as usize];
+        let alone = state.compare_exchange(1, LENT, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        assert!(alone, "slot {index} cannot be lent while parts of it are out");
         drop(self); // finds it LENT and leaves it so
         (owner, index)
     }
@@ -115,7 +191,14 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.shared.give_back(self.index, OWNED);
+        let state = &self.shared.states[self.index as usize];
+        // LENT only when this handle lent the slot itself: it was the only one, and its lease does not exist yet.
+        if state.load(Ordering::Relaxed) == LENT {
+            return;
+        }
+        if state.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.recycle(self.index);
+        }
     }
 }
 
@@ -125,17 +208,19 @@ impl Shared {
         self.map.as_mut_ptr().wrapping_add(index as usize * self.slot_bytes)
     }
 
+    /// In bounds for the `start` of every handle, which is below `slot_bytes`.
+    fn at(&self, index: u32, start: usize) -> *mut u8 {
+        self.start(index).wrapping_add(start)
+    }
+
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees a slot that is in state `from`; a slot in another state is left alone.
-    fn give_back(&self, index: u32, from: u8) {
-        let state = &self.states[index as usize];
-        if state.compare_exchange(from, FREE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            self.free().push(index); // never beyond the capacity it was made with
-            self.freed.raise();
-        }
+    /// Puts a slot that has just become FREE back.
+    fn recycle(&self, index: u32) {
+        self.free().push(index); // never beyond the capacity it was made with
+        self.freed.raise();
     }
 }
 
@@ -149,7 +234,10 @@ impl LeaseOwner for Shared {
     }
 
     fn release(&self, slot: u32) {
-        self.give_back(slot, LENT);
+        let state = &self.states[slot as usize];
+        if state.compare_exchange(LENT, FREE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.recycle(slot);
+        }
     }
 }
 
@@ -161,7 +249,7 @@ impl fmt::Debug for Slab {
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slot({})", self.index)
+        write!(f, "Slot({}: {} bytes from {})", self.index, self.len, self.start)
     }
 }
 
@@ -204,6 +292,24 @@ mod tests {
     }
 
     #[test]
+    fn pieces_hold_whole_slots_and_cover_the_slab() {
+        let slab = Slab::new(7, 8192, Arc::default()).unwrap();
+        let mut slots: Vec<Slot> = std::iter::from_fn(|| slab.take()).collect();
+        let pieces = slab.pieces(3 * 8192 + 8191).unwrap();
+        assert_eq!((pieces.slots_each, pieces.parts.len()), (3, 3));
+        assert_eq!(pieces.parts.iter().map(|p| p.1).collect::<Vec<_>>(), [3 * 8192, 3 * 8192, 8192]);
+        for slot in &mut slots {
+            let (start, bytes) = pieces.parts[(slot.index() / pieces.slots_each) as usize];
+            let at = slot.bytes_mut().as_mut_ptr() as usize - start as usize;
+            assert!(at + 8192 <= bytes, "slot {} lies within its piece", slot.index());
+            assert!(slab.owns(slot));
+        }
+        assert!(slab.pieces(8191).is_none());
+        assert_eq!(slab.pieces(1 << 30).unwrap().parts.len(), 1);
+        assert!(!slab.owns(&Slab::new(1, 8192, Arc::default()).unwrap().take().unwrap()));
+    }
+
+    #[test]
     fn a_slot_is_freed_once() {
         let slab = Slab::new(2, 4096, Arc::default()).unwrap();
         let (owner, index) = slab.take().unwrap().lend();
@@ -212,5 +318,46 @@ mod tests {
         assert_eq!(slab.free_slots(), 2);
         assert!(Slab::new(0, 4096, Arc::default()).is_err());
         assert!(Slab::new(1, u64::MAX, Arc::default()).is_err());
+    }
+
+    #[test]
+    fn parts_are_disjoint_and_the_last_one_becomes_the_whole_slot() {
+        let slab = Slab::new(1, 8192, Arc::default()).unwrap();
+        let mut first = slab.take().unwrap();
+        assert!(first.split_off(0).is_none() && first.split_off(8192).is_none());
+        let mut middle = first.split_off(4096).unwrap();
+        let mut end = middle.split_off(1024).unwrap();
+        assert_eq!([first.start(), middle.start(), end.start()], [0, 4096, 5120]);
+        assert_eq!([first.bytes().len(), middle.bytes().len(), end.bytes().len()], [4096, 1024, 3072]);
+        std::thread::scope(|scope| {
+            for (slot, mark) in [(&mut first, 1), (&mut middle, 2), (&mut end, 3)] {
+                scope.spawn(move || slot.bytes_mut().fill(mark));
+            }
+        });
+        let middle = middle.widen().unwrap_err();
+        drop(first);
+        drop(end);
+        assert_eq!(slab.free_slots(), 0, "one part is left");
+        let whole = middle.widen().unwrap();
+        let marks = |range: std::ops::Range<usize>, mark| whole.bytes()[range].iter().all(|&b| b == mark);
+        assert!(marks(0..4096, 1) && marks(4096..5120, 2) && marks(5120..8192, 3));
+        let (owner, index) = whole.lend();
+        assert_eq!(owner.bytes(index, 8192)[5120], 3);
+        owner.release(index);
+        assert_eq!(slab.free_slots(), 1);
+        let mut again = slab.take().unwrap();
+        assert_eq!(again.bytes().len(), 8192, "the next holder gets the whole slot");
+        drop(again.split_off(100));
+        drop(again);
+        assert_eq!(slab.free_slots(), 1, "freed once, by the last part");
+    }
+
+    #[test]
+    #[should_panic(expected = "while parts of it are out")]
+    fn a_slot_with_parts_out_is_not_lent() {
+        let slab = Slab::new(1, 4096, Arc::default()).unwrap();
+        let mut slot = slab.take().unwrap();
+        let _part = slot.split_off(512);
+        let _ = slot.lend();
     }
 }

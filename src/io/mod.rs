@@ -6,12 +6,25 @@
 //! was given up, whatever the engine.
 
 pub mod buffer;
+pub mod buffered;
+pub mod kind;
+pub mod mmap;
 pub mod paced;
+pub mod pool;
 pub mod psync;
 pub mod signal;
+#[cfg(target_os = "linux")]
+pub mod uring;
+#[cfg(target_os = "linux")]
+mod uring_setup;
+#[cfg(target_os = "linux")]
+mod watch;
+pub mod work;
 
 pub use buffer::{Slab, Slot};
+pub use kind::EngineKind;
 pub use signal::Signal;
+pub use work::{Work, WorkSnapshot};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,9 +49,29 @@ pub enum IoSetupError {
         /// Why.
         source: std::io::Error,
     },
+    /// An engine cannot work here, or not with these options.
+    #[error("engine {engine}: {reason}")]
+    Engine {
+        /// The engine.
+        engine: EngineKind,
+        /// What is missing, and what to do.
+        reason: String,
+    },
     /// An option is out of range.
     #[error("{0}")]
     Option(String),
+}
+
+/// Most reads at once of one engine; more only measures the scheduler.
+pub const MAX_QUEUE_DEPTH: u32 = 256;
+
+/// Refuses a queue depth that no engine takes.
+fn check_depth(queue_depth: u32, max_requests: u32) -> Result<(), IoSetupError> {
+    if (1..=MAX_QUEUE_DEPTH).contains(&queue_depth) && max_requests > 0 {
+        return Ok(());
+    }
+    let range = format!("queue depth {queue_depth} is not within 1 to {MAX_QUEUE_DEPTH}, or no request fits");
+    Err(IoSetupError::Option(range))
 }
 
 /// One positional read.
@@ -89,7 +122,8 @@ pub struct Completion {
     pub slot: Slot,
     /// When the engine handed the read to the kernel (or, cancelled before that, when it was given up).
     pub submitted_ns: u64,
-    /// When the last byte was there.
+    /// When the engine saw that the last byte was there: a pool's thread at once, io_uring when its ring was next looked
+    /// at (see [`Capabilities::stamps_late`]).
     pub completed_ns: u64,
     /// How it ended.
     pub outcome: ReadOutcome,
@@ -106,6 +140,9 @@ pub struct Capabilities {
     pub max_requests: u32,
     /// Its pace is emulated.
     pub emulated: bool,
+    /// Completions are stamped when the reading thread next looks, which is late while it is busy with something else;
+    /// engines with threads of their own stamp them at once.
+    pub stamps_late: bool,
 }
 
 /// Counted where the reads happen; read from other threads at any time.
@@ -116,6 +153,7 @@ pub struct EngineCounters {
     cancelled: AtomicU64,
     waited: AtomicU64,
     max_in_flight: AtomicU64,
+    work: Arc<Work>,
 }
 
 /// A copy of [`EngineCounters`].
@@ -131,9 +169,16 @@ pub struct EngineSnapshot {
     pub waited: u64,
     /// Most reads at the kernel (or on the emulated drive) at once.
     pub max_in_flight: u64,
+    /// How they were carried out; for an emulated drive, by the engine behind it.
+    pub work: WorkSnapshot,
 }
 
 impl EngineCounters {
+    /// Counters of an engine that has its reads carried out by another one, whose `work` it shows.
+    fn over(work: Arc<Work>) -> Self {
+        Self { work, ..Self::default() }
+    }
+
     /// The numbers now.
     pub fn snapshot(&self) -> EngineSnapshot {
         EngineSnapshot {
@@ -142,6 +187,7 @@ impl EngineCounters {
             cancelled: self.cancelled.load(Ordering::Relaxed),
             waited: self.waited.load(Ordering::Relaxed),
             max_in_flight: self.max_in_flight.load(Ordering::Relaxed),
+            work: self.work.snapshot(),
         }
     }
 
@@ -178,8 +224,8 @@ fn wait_for_start(up: &Signal, threads: u64, name: &str) -> Result<(), IoSetupEr
 
 /// Carries out reads of one drive for one pool. Everything it needs is allocated when it is made.
 ///
-/// Engines of several drives share one [`Signal`], raised once for each completion, so that one thread can wait for
-/// any of them: take [`Signal::epoch`], `reap` each engine, and [`Signal::wait`] if nothing came.
+/// Engines of several drives share one [`Signal`], which tells of completions, so that one thread can wait for any of
+/// them: take [`Signal::epoch`], `reap` each engine, and [`Signal::wait`] if nothing came.
 pub trait IoEngine: Send {
     /// Takes reads from the front of `batch` for as long as there is room ([`Capabilities::max_requests`]); the rest
     /// stays in `batch`. Returns how many were taken.
@@ -199,3 +245,8 @@ pub trait IoEngine: Send {
     /// What it has done; the handle stays valid after the engine has gone.
     fn counters(&self) -> Arc<EngineCounters>;
 }
+
+#[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
+mod ownership_tests;

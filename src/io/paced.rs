@@ -5,7 +5,7 @@
 //! every engine that reads from it, so two pools do not get two drives. [`PacedEngine`] wraps any engine and
 //! releases each completion at its deadline. Deadlines are absolute: a late wake-up delays one read, never the next.
 
-use super::psync::reap_from;
+use super::pool::reap_from;
 use super::{
     Capabilities, Completion, EngineCounters, IoEngine, IoSetupError, ReadOutcome, ReadRequest, Signal, wait_for_start,
 };
@@ -227,7 +227,8 @@ impl PacedEngine {
     ) -> Result<Self, IoSetupError> {
         let kick = Arc::new(Signal::default());
         let inner = make(Arc::clone(&kick))?;
-        let capabilities = Capabilities { emulated: true, ..inner.capabilities() };
+        let capabilities = Capabilities { emulated: true, stamps_late: false, ..inner.capabilities() };
+        let counters = Arc::new(EngineCounters::over(Arc::clone(&inner.counters().work)));
         let (depth, max) = (capabilities.queue_depth as usize, capabilities.max_requests as usize);
         let state = State {
             inner,
@@ -238,7 +239,6 @@ impl PacedEngine {
             done: VecDeque::with_capacity(max),
             stop: false,
         };
-        let counters = Arc::new(EngineCounters::default());
         let shared = Arc::new(Shared { state: Mutex::new(state), kick, signal, drive, counters, clock, depth });
         let up = Arc::new(Signal::default());
         let started = Arc::clone(&up);

@@ -1,22 +1,45 @@
 //! One signal for many sources: whoever waits learns that *something* happened since it last looked, and looks.
 //!
 //! A counter under a mutex, so that no wake-up is missed: the waiter notes the count before it looks, and sleeps only
-//! while the count has not moved.
+//! while the count has not moved. Threads raise the signal. Sources without a thread, such as the ring of an io_uring,
+//! are descriptors that the signal watches: the waiter then sleeps in the kernel on all of them at once (one `epoll`),
+//! and no thread stands between a drive's interrupt and the waiter.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
+
+#[cfg(target_os = "linux")]
+use super::watch::Watch;
+
+/// Without watched descriptors nothing sleeps in the kernel on them.
+#[cfg(not(target_os = "linux"))]
+#[derive(Debug)]
+enum Watch {}
+
+/// What counts as an event at a watched descriptor.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watching {
+    /// That it is readable: until it has been read empty, waits return at once.
+    UntilRead,
+    /// That it became readable, or more so: one event each, which need not be read.
+    Rings,
+}
 
 /// Counts events and lets threads wait for the next.
 #[derive(Debug, Default)]
 pub struct Signal {
     state: Mutex<State>,
     moved: Condvar,
+    watch: OnceLock<Watch>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     epoch: u64,
     waiters: u32,
+    /// Waiters on watched descriptors have been called by [`Signal::raise`], and the call still stands.
+    called: bool,
 }
 
 impl Signal {
@@ -30,21 +53,52 @@ impl Signal {
         let mut state = self.lock();
         state.epoch += 1;
         let wake = state.waiters > 0;
+        #[cfg(target_os = "linux")]
+        if wake
+            && !state.called
+            && let Some(watch) = self.watch.get()
+        {
+            watch.call();
+            state.called = true;
+        }
         drop(state);
         if wake {
             self.moved.notify_all();
         }
     }
 
-    /// Waits until there has been an event after `seen`, or `deadline`. Returns whether there has been one.
+    /// Waits until there has been an event after `seen`, or `deadline`. Returns whether there has been one (or, with
+    /// watched descriptors, whether the sleep was interrupted).
     pub fn wait(&self, seen: u64, deadline: Instant) -> bool {
         let mut state = self.lock();
         state.waiters += 1;
         while state.epoch == seen {
             let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) else { break };
+            #[cfg(target_os = "linux")]
+            if let Some(watch) = self.watch.get() {
+                drop(state);
+                let happened = watch.sleep(left);
+                state = self.lock();
+                if happened && state.epoch == seen {
+                    state.epoch += 1;
+                    // The descriptor woke one thread; the event is for all.
+                    if state.waiters > 1 && !state.called {
+                        watch.call();
+                        state.called = true;
+                    }
+                }
+                continue;
+            }
             state = self.moved.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.waiters -= 1;
+        #[cfg(target_os = "linux")]
+        if state.waiters == 0
+            && std::mem::take(&mut state.called)
+            && let Some(watch) = self.watch.get()
+        {
+            watch.answer();
+        }
         state.epoch != seen
     }
 
@@ -59,6 +113,20 @@ impl Signal {
                 return false;
             }
         }
+    }
+
+    /// Counts what happens at `source` as events. Call it before anything waits; the watch ends when the descriptor is
+    /// closed.
+    #[cfg(target_os = "linux")]
+    pub(super) fn watch(&self, source: impl std::os::fd::AsFd, watching: Watching) -> std::io::Result<()> {
+        let watch = match self.watch.get() {
+            Some(watch) => watch,
+            None => {
+                let made = Watch::new()?;
+                self.watch.get_or_init(|| made)
+            }
+        };
+        watch.add(source.as_fd(), watching)
     }
 
     /// A panic elsewhere cannot leave the counter half-changed, so a poisoned lock is used on.
@@ -82,9 +150,7 @@ mod tests {
         assert!(!signal.wait(signal.epoch(), Instant::now() + Duration::from_millis(1)), "nothing new");
     }
 
-    #[test]
-    fn every_event_of_many_threads_is_seen() {
-        let signal = Arc::new(Signal::default());
+    fn every_event_is_seen(signal: Arc<Signal>) {
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 let signal = Arc::clone(&signal);
@@ -98,5 +164,50 @@ mod tests {
         }
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(signal.epoch(), 2000);
+    }
+
+    #[test]
+    fn every_event_of_many_threads_is_seen() {
+        every_event_is_seen(Arc::default());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn watched_descriptors_and_threads_both_wake_the_waiter() {
+        use std::io::{Read, Write};
+        let (mut ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let signal = Arc::new(Signal::default());
+        signal.watch(&ours, Watching::UntilRead).unwrap();
+        assert!(!signal.wait(0, Instant::now() + Duration::from_millis(2)), "nothing to read yet");
+        theirs.write_all(b"x").unwrap();
+        let far = Instant::now() + Duration::from_secs(60);
+        assert!(signal.wait(signal.epoch(), far));
+        assert!(signal.wait(signal.epoch(), far), "unread, it still counts");
+        ours.read_exact(&mut [0]).unwrap();
+        let seen = signal.epoch();
+        let waiter = std::thread::spawn({
+            let signal = Arc::clone(&signal);
+            move || signal.wait(seen, far)
+        });
+        while signal.lock().waiters == 0 {
+            std::thread::yield_now();
+        }
+        signal.raise();
+        assert!(waiter.join().unwrap());
+        assert!(!signal.wait(signal.epoch(), Instant::now() + Duration::from_millis(2)), "the call was answered");
+
+        let rings = Signal::default();
+        rings.watch(&ours, Watching::Rings).unwrap();
+        for _ in 0..2 {
+            theirs.write_all(b"x").unwrap();
+            assert!(rings.wait(rings.epoch(), far), "one event for each ring of the bell");
+            assert!(!rings.wait(rings.epoch(), Instant::now() + Duration::from_millis(2)), "and no more, unread");
+        }
+        ours.read_exact(&mut [0, 0]).unwrap();
+
+        let many = Arc::new(Signal::default());
+        many.watch(&ours, Watching::UntilRead).unwrap();
+        // Events of descriptors that are not readable never count, so the numbers are those of the threads.
+        every_event_is_seen(many);
     }
 }

@@ -288,7 +288,7 @@ fn gate_lower_bound(lin: &Section<'_>) -> Result<Option<f32>, ConfigError> {
     match lin.get("gate_lower_bound")? {
         Value::Null => Ok(None),
         v => match v.as_f64() {
-            Some(x) if x < 0.0 && x >= -80.0 => Ok(Some(x as f32)),
+            Some(x) if (-80.0..0.0).contains(&x) => Ok(Some(x as f32)),
             _ => Err(lin.bad("gate_lower_bound", &v.to_string(), "a number in [-80, 0) or null")),
         },
     }

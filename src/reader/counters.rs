@@ -3,6 +3,7 @@
 
 use super::dispatch::DispatchPolicy;
 use super::options::ReaderError;
+use super::rates::SeenRate;
 use crate::io::paced::{PaceSnapshot, PacedDrive};
 use crate::io::{Capabilities, EngineCounters, EngineSnapshot, Slab};
 use crate::sys::direct::DioAlignment;
@@ -18,7 +19,7 @@ const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 pub struct DriveCounters {
     /// Its name.
     pub name: String,
-    /// Reads that delivered an expert.
+    /// Reads that delivered an expert, or a part of one.
     pub reads: u64,
     /// Payload bytes of these reads.
     pub payload_bytes: u64,
@@ -40,6 +41,10 @@ pub struct DriveCounters {
     pub cancelled: u64,
     /// completed - submitted, in nanoseconds, of the reads that delivered an expert.
     pub clat_ns: Histogram<u64>,
+    /// completed - queued, of the same reads: what hedging compares with.
+    pub lat_ns: Histogram<u64>,
+    /// What this run's reads taught about its rate.
+    pub rate: SeenRate,
     /// The engine's own counters.
     pub engine: EngineSnapshot,
     /// What the engine is.
@@ -69,12 +74,32 @@ pub struct ReaderCounters {
     pub max_slots_used: u32,
     /// The dispatch policy.
     pub dispatch: DispatchPolicy,
-    /// Choices it made.
+    /// Experts that a home was chosen for.
     pub decisions: u64,
+    /// The same, by the policy that chose, in the order of [`DispatchPolicy::ALL`].
+    pub decisions_by_policy: [u64; DispatchPolicy::ALL.len()],
     /// Choices among two or more homes.
     pub decisions_with_choice: u64,
-    /// First choices that were not the primary.
+    /// First choices that were not the primary alone: where first-hit would have read otherwise.
     pub decisions_not_primary: u64,
+    /// Experts that were delivered in two or more parts.
+    pub experts_split: u64,
+    /// Parts of these experts.
+    pub parts: u64,
+    /// Payload bytes of these parts.
+    pub part_bytes: u64,
+    /// Of these experts, those whose parts' bytes did not sum to the expert: 0, or the reader is wrong.
+    pub part_sum_errors: u64,
+    /// Barriers with at least one expert that came from two or more drives.
+    pub barriers_split: u64,
+    /// Split experts with a wrong digest: whichever drive's part was bad, all of it was read again, whole.
+    pub split_digest_errors: u64,
+    /// Last reads also asked of another home.
+    pub hedges_issued: u64,
+    /// Of these, those that came first.
+    pub hedges_won: u64,
+    /// Of these, those cancelled because the first home was faster after all.
+    pub hedges_cancelled: u64,
     /// Reads repeated on another home.
     pub failovers: u64,
     /// Different experts delivered from a copy that is not the primary.
@@ -110,8 +135,10 @@ impl DriveCounters {
         capabilities: Capabilities,
         direct: Option<DioAlignment>,
     ) -> Result<Self, ReaderError> {
-        let clat_ns = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3)
-            .map_err(|e| ReaderError::Option(format!("latency histogram: {e}")))?;
+        let histogram = || {
+            Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3)
+                .map_err(|e| ReaderError::Option(format!("latency histogram: {e}")))
+        };
         Ok(Self {
             name: name.to_string(),
             reads: 0,
@@ -124,7 +151,9 @@ impl DriveCounters {
             digests_checked: 0,
             timeouts: 0,
             cancelled: 0,
-            clat_ns,
+            clat_ns: histogram()?,
+            lat_ns: histogram()?,
+            rate: SeenRate::default(),
             engine: EngineSnapshot::default(),
             capabilities,
             direct,
@@ -145,8 +174,18 @@ impl ReaderCounters {
             max_slots_used: 0,
             dispatch,
             decisions: 0,
+            decisions_by_policy: [0; DispatchPolicy::ALL.len()],
             decisions_with_choice: 0,
             decisions_not_primary: 0,
+            experts_split: 0,
+            parts: 0,
+            part_bytes: 0,
+            part_sum_errors: 0,
+            barriers_split: 0,
+            split_digest_errors: 0,
+            hedges_issued: 0,
+            hedges_won: 0,
+            hedges_cancelled: 0,
             failovers: 0,
             experts_from_non_primary: 0,
             stall_ns: 0,

@@ -2,48 +2,64 @@
 //! which they arrived.
 //!
 //! Everything is allocated when the reader is built; between opening and closing a barrier nothing allocates, logs or
-//! formats unless a read failed. Every read in flight owns one slot, so a job is found by its slot's number, which is
-//! also its tag. A read given up keeps its slot until the engine returns it.
+//! formats unless a read failed. Every read in flight owns a slot or a part of one, and a job, whose number is its tag. A
+//! read given up keeps both until the engine returns it.
 
 use super::counters::{DriveCounters, Ledger, LiveDrive, ReaderCounters, ReaderHandle};
-use super::dispatch::Chooser;
+use super::dispatch::{Dispatcher, DriveLoad};
+use super::engines::make_engine;
 use super::open::{OpenedDrive, open_drive};
 use super::options::{ReaderError, ReaderOptions};
+use super::rates::{InFlight, RateEstimator};
 use super::tally::{Opened, Tally};
 use crate::clock::Clock;
-use crate::drive::spec::DriveSpec;
+use crate::drive::spec::{DriveSpec, Emulation};
 use crate::ids::{DriveId, ExpertId, LayerId};
-use crate::io::paced::{PacedDrive, PacedEngine};
-use crate::io::psync::PsyncEngine;
+use crate::io::paced::PacedDrive;
 use crate::io::{Completion, IoEngine, IoSetupError, ReadRequest, Signal, Slab, Slot};
+use crate::knob::{self, Knob};
 use crate::layout::plan::{MAX_DRIVES, Plan, Shape};
 use crate::source::{ExpertSource, Lease, SourceError, StepInfo};
 use crate::store::manifest::Digest;
 use crate::sys::limits::page_bytes;
 use crate::trace::events::{ReadEvent, ReadResult};
-use crate::trace::log::{TraceBuffer, TraceDrive};
+use crate::trace::log::{TraceBuffer, TraceCapacity, TraceDrive};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Parts begin on multiples of this even where drives would allow less.
+const LEAST_BLOCK_BYTES: u32 = 4096;
 
 /// Reads experts from the drives of a plan.
 pub struct ExpertReader {
     pub(super) lanes: Vec<Lane>,
-    pub(super) in_flight_bytes: Vec<u64>,
+    pub(super) in_flight: Arc<InFlight>,
+    pub(super) rates: Vec<RateEstimator>,
+    /// Parts of experts begin on multiples of this.
+    pub(super) block_bytes: u32,
     pub(super) plan: Plan,
     pub(super) slab: Slab,
     pub(super) signal: Arc<Signal>,
     pub(super) clock: Clock,
     pub(super) options: ReaderOptions,
-    pub(super) chooser: Chooser,
+    pub(super) dispatcher: Dispatcher,
+    pub(super) loads: Vec<DriveLoad>,
     pub(super) handle: ReaderHandle,
-    /// Reads in flight, by slot.
+    /// Reads in flight, by tag.
     pub(super) jobs: Vec<Option<Job>>,
+    pub(super) free_jobs: Vec<u32>,
+    /// Jobs that have not been given up.
+    pub(super) live_jobs: usize,
+    /// Parts that wait for the rest of their expert: `lanes.len()` places for each want.
+    pub(super) parked: Vec<Option<Slot>>,
+    /// Slots of the reads that are about to be issued.
+    pub(super) taken: Vec<Slot>,
     pub(super) wants: Vec<Want>,
     /// The first want that has never been issued.
     pub(super) fresh: usize,
-    /// Wants that need another home, and a slot.
-    pub(super) retry: Vec<u32>,
+    /// Reads to be repeated on another home.
+    pub(super) retry: Vec<Retry>,
     pub(super) ready: VecDeque<Ready>,
     /// Wants handed over.
     pub(super) delivered: usize,
@@ -51,6 +67,10 @@ pub struct ExpertReader {
     pub(super) tally: Tally,
     pub(super) open: Option<Opened>,
     pub(super) barriers: u64,
+    /// The open barrier has had an expert from two drives.
+    pub(super) split_seen: bool,
+    /// By drive: how long its reads may take before one is hedged; `None` = too few to tell.
+    pub(super) hedge_after_ns: Vec<Option<u64>>,
     /// By expert: the last of `asks` that named it.
     pub(super) asked_in: Vec<u64>,
     pub(super) asks: u64,
@@ -70,17 +90,63 @@ pub(super) struct Lane {
 #[derive(Clone, Copy)]
 pub(super) struct Want {
     pub(super) expert: ExpertId,
-    /// Bit i: home i has been tried.
-    pub(super) tried: u64,
+    /// Bit i: home i was silent for the whole read timeout.
+    pub(super) silent: u64,
+    /// Parts that it is read in, and those that have arrived.
+    pub(super) parts: u8,
+    pub(super) arrived: u8,
+    /// Payload bytes of the parts that have arrived.
+    pub(super) bytes: u64,
+    /// Bit d: drive d has delivered a part.
+    pub(super) drives: u64,
+    /// When the latest part that has arrived was there.
+    pub(super) completed_ns: u64,
+}
+
+impl Want {
+    pub(super) fn new(expert: ExpertId) -> Self {
+        Self { expert, silent: 0, parts: 1, arrived: 0, bytes: 0, drives: 0, completed_ns: 0 }
+    }
+
+    /// Nothing of it has arrived, and it will come in one piece.
+    pub(super) fn restart(&mut self) {
+        *self = Self { silent: self.silent, ..Self::new(self.expert) };
+    }
+}
+
+/// Which bytes of an expert a read is for.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) part: u8,
+    pub(super) parts: u8,
+    pub(super) from: u32,
+    /// Payload bytes.
+    pub(super) len: u32,
 }
 
 pub(super) struct Job {
     pub(super) want: u32,
+    pub(super) part: Part,
+    /// Bit i: home i of the part has been tried, this one included.
+    pub(super) tried: u64,
     /// The read as it will be traced.
     pub(super) event: ReadEvent,
     pub(super) digest: Digest,
     /// Why it was given up, if it was.
     pub(super) gave_up: Option<ReadResult>,
+    /// The job that reads the same bytes from another home.
+    pub(super) rival: Option<u32>,
+    /// It is the second of the two.
+    pub(super) hedge: bool,
+}
+
+/// A read that must be repeated on a home not yet tried.
+pub(super) struct Retry {
+    pub(super) want: u32,
+    pub(super) part: Part,
+    pub(super) tried: u64,
+    /// Where its bytes go; `None` = a new slot.
+    pub(super) slot: Option<Slot>,
 }
 
 pub(super) struct Ready {
@@ -92,6 +158,7 @@ pub(super) struct Ready {
 impl ExpertReader {
     /// Opens every drive of `plan` at `mounts` (in id order; see [`super::mounts_of`]) and starts its engines.
     pub fn open(plan: &Plan, mounts: &[DriveSpec], options: &ReaderOptions, clock: Clock) -> Result<Self, ReaderError> {
+        options.check()?;
         let count = plan.drives.len();
         if count == 0 || count > MAX_DRIVES || mounts.len() != count {
             let seen = mounts.len();
@@ -103,21 +170,19 @@ impl ExpertReader {
         let drives = drives.collect::<Result<Vec<_>, _>>()?;
         let mut paces = Vec::with_capacity(count);
         for mount in mounts {
-            paces.push(mount.emulate.map(|e| PacedDrive::new(&mount.name, e)).transpose()?);
+            let mut emulation = mount.emulate.filter(|_| !knob::skipped(Knob::Pace));
+            if knob::forced(Knob::Pace) && emulation.is_none() {
+                emulation = Some(LYING_PACE);
+            }
+            paces.push(emulation.map(|e| PacedDrive::new(&mount.name, e)).transpose()?);
         }
-        Self::assemble(plan, drives, paces, options, clock, |files, slots, pace, signal| {
-            let psync = |files, signal| PsyncEngine::new(files, options.queue_depth, slots, signal, clock);
-            Ok(match pace {
-                None => Box::new(psync(files, signal)?),
-                Some(pace) => {
-                    Box::new(PacedEngine::new(pace, signal, clock, |kick| Ok(Box::new(psync(files, kick)?)))?)
-                }
-            })
+        Self::assemble(plan, drives, paces, options, clock, |files, slab, requests, pace, signal| {
+            make_engine(options, clock, files, slab, requests, pace, signal)
         })
     }
 
     /// As [`ExpertReader::open`], over drives that are open and with engines from `make_engine`, which gets a drive's
-    /// files, the most requests it must hold, its pace, and the signal to raise.
+    /// files, the slab, the most requests it must hold, its pace, and the signal to raise.
     pub(super) fn assemble(
         plan: &Plan,
         drives: Vec<OpenedDrive>,
@@ -126,6 +191,7 @@ impl ExpertReader {
         clock: Clock,
         make_engine: impl Fn(
             Vec<std::fs::File>,
+            &Slab,
             u32,
             Option<Arc<PacedDrive>>,
             Arc<Signal>,
@@ -138,12 +204,14 @@ impl ExpertReader {
         let slots = slab.slots();
         let widest = plan.layers.values().map(|l| l.0.len()).max().unwrap_or(0);
 
+        // An expert has at most one part on each drive.
+        let requests = slots.saturating_mul(drives.len() as u32);
         let mut lanes = Vec::with_capacity(drives.len());
         let (mut counted, mut live, mut traced) = (Vec::new(), Vec::new(), Vec::new());
         for (id, (mut opened, pace)) in drives.into_iter().zip(paces).enumerate() {
             let read_bytes = read_bytes(plan, &opened)?;
             let files = std::mem::take(&mut opened.files);
-            let engine = make_engine(files, slots, pace.clone(), Arc::clone(&signal))?;
+            let engine = make_engine(files, &slab, requests, pace.clone(), Arc::clone(&signal))?;
             counted.push(DriveCounters::new(&opened.name, engine.capabilities(), opened.alignment)?);
             live.push(LiveDrive { engine: engine.counters(), pace });
             traced.push(TraceDrive {
@@ -153,11 +221,11 @@ impl ExpertReader {
                 emulated: opened.emulated,
                 device_number: opened.device_number,
             });
-            lanes.push(Lane { opened, engine, batch: Vec::with_capacity(slots as usize), read_bytes });
+            lanes.push(Lane { opened, engine, batch: Vec::with_capacity(requests as usize), read_bytes });
         }
         let ledger = Ledger {
             counters: ReaderCounters::new(counted, options.dispatch, &slab),
-            trace: options.trace_capacity().map(TraceBuffer::with_capacity),
+            trace: trace_capacity(options).map(TraceBuffer::with_capacity),
         };
         let handle = ReaderHandle {
             ledger: Arc::new(Mutex::new(ledger)),
@@ -165,13 +233,25 @@ impl ExpertReader {
             drives: traced.into(),
             slab: slab.clone(),
         };
+        let known = |lane: &Lane| {
+            let known = options.rates.iter().find(|r| r.drive == lane.opened.name);
+            RateEstimator::new(known, options.queue_depth)
+        };
+        let alignment = |lane: &Lane| lane.opened.alignment.map_or(1, |a| a.offset_bytes.max(a.memory_bytes));
+        let block_bytes = lanes.iter().map(alignment).fold(LEAST_BLOCK_BYTES, u32::max);
         let layers = plan.layers.keys().map(|l| l.index() + 1).max().unwrap_or(0);
         let mut seen_non_primary = vec![Vec::new(); layers];
         for (layer, homes) in &plan.layers {
             seen_non_primary[layer.index()] = vec![false; homes.0.len()];
         }
         Ok(Self {
-            in_flight_bytes: vec![0; lanes.len()],
+            in_flight: Arc::new(InFlight::new(lanes.len())),
+            rates: lanes.iter().map(known).collect(),
+            block_bytes,
+            dispatcher: Dispatcher::new(widest, lanes.len()),
+            loads: Vec::with_capacity(lanes.len()),
+            parked: (0..widest * lanes.len()).map(|_| None).collect(),
+            hedge_after_ns: vec![None; lanes.len()],
             tally: Tally::new(lanes.len()),
             lanes,
             plan: plan.clone(),
@@ -179,17 +259,20 @@ impl ExpertReader {
             signal,
             clock,
             options: options.clone(),
-            chooser: Chooser::new(options.dispatch),
             handle,
-            jobs: (0..slots).map(|_| None).collect(),
+            jobs: (0..requests).map(|_| None).collect(),
+            free_jobs: (0..requests).rev().collect(),
+            live_jobs: 0,
+            taken: Vec::with_capacity(slots as usize),
             wants: Vec::with_capacity(widest),
             fresh: 0,
-            retry: Vec::with_capacity(widest.max(slots as usize)),
+            retry: Vec::with_capacity(requests as usize),
             ready: VecDeque::with_capacity(slots as usize),
             delivered: 0,
-            finished: Vec::with_capacity(slots as usize),
+            finished: Vec::with_capacity(requests as usize),
             open: None,
             barriers: 0,
+            split_seen: false,
             asked_in: vec![0; widest],
             asks: 0,
             seen_non_primary,
@@ -211,7 +294,7 @@ impl ExpertSource for ExpertReader {
         let (barrier, width) = (self.barriers, experts.len() as u32);
         self.barriers += 1;
         self.open = Some(Opened { barrier, step: *step, layer, width, open_ns: self.clock.now_ns() });
-        self.wants.extend(experts.iter().map(|&expert| Want { expert, tried: 0 }));
+        self.wants.extend(experts.iter().map(|&expert| Want::new(expert)));
         let issued = self.collect().and_then(|()| self.issue());
         self.handle.lock().counters.slot_waits += (self.wants.len() - self.fresh) as u64;
         if issued.is_err() {
@@ -252,6 +335,11 @@ impl ExpertSource for ExpertReader {
             let mut ledger = self.handle.lock();
             let Ledger { counters, trace } = &mut *ledger;
             counters.barriers += 1;
+            counters.barriers_split += u64::from(self.split_seen);
+            for (drive, rate) in counters.drives.iter_mut().zip(&mut self.rates) {
+                rate.barrier_closed();
+                drive.rate = rate.seen();
+            }
             if let Some(drive) = record.straggler {
                 counters.drives[drive.index()].landed_last += 1;
             }
@@ -259,11 +347,13 @@ impl ExpertSource for ExpertReader {
                 trace.push_barrier(record);
             }
         }
+        self.learn_latencies();
         self.ready.clear();
+        self.parked.iter_mut().take(self.wants.len() * self.lanes.len()).for_each(|p| *p = None);
         self.wants.clear();
         self.retry.clear();
         self.tally.reset();
-        (self.fresh, self.delivered) = (0, 0);
+        (self.fresh, self.delivered, self.split_seen) = (0, 0, false);
     }
 }
 
@@ -285,7 +375,10 @@ impl ExpertReader {
 
     /// Waits for the next arrival; notes in `blocked_since` when it first had to.
     fn wait_for_arrival(&mut self, opened: &Opened, blocked_since: &mut Option<u64>) -> Result<Ready, SourceError> {
-        let timeout = self.options.read_timeout();
+        let timeout = match knob::skipped(Knob::ReadTimeout) {
+            true => Duration::from_secs(3600),
+            false => self.options.read_timeout(),
+        };
         let mut deadline = None;
         loop {
             let seen = self.signal.epoch();
@@ -296,12 +389,23 @@ impl ExpertReader {
             }
             blocked_since.get_or_insert_with(|| self.clock.now_ns());
             let until = *deadline.get_or_insert_with(|| Instant::now() + timeout);
-            if !self.signal.wait(seen, until) && Instant::now() >= until {
+            let hedge_at = self.hedge(opened).map(|ns| self.clock.instant_at(ns));
+            let wake = hedge_at.map_or(until, |at| at.min(until));
+            if !self.signal.wait(seen, wake) && Instant::now() >= until {
                 self.time_out(opened)?;
                 deadline = None;
             }
         }
     }
+}
+
+/// Pace of a real drive when a test makes pacing lie.
+const LYING_PACE: Emulation =
+    Emulation { rate_bytes_per_s: 50_000_000, latency_ns: 500_000, per_read_ns: 0, jitter: 0.0, seed: 0 };
+
+fn trace_capacity(options: &ReaderOptions) -> Option<TraceCapacity> {
+    let lie = knob::forced(Knob::Trace).then_some(TraceCapacity { reads: 1 << 16, barriers: 1 << 16 });
+    options.trace_capacity().or(lie)
 }
 
 /// What this reader cannot do, found before the run.
@@ -352,7 +456,11 @@ fn make_slab(
     let slot_bytes = Slab::slot_size(largest).unwrap_or(u64::MAX);
     // More slots than experts of the widest layer, twice over, would never be used (given-up reads keep theirs).
     let widest = plan.layers.values().map(|l| l.0.len() as u64).max().unwrap_or(1).max(1);
-    let slots = (options.buffer_bytes / slot_bytes).min(widest.saturating_mul(2).max(drives.len() as u64));
+    let buffer_bytes = match knob::skipped(Knob::BufferBytes) {
+        true => options.buffer_bytes.saturating_mul(2),
+        false => options.buffer_bytes,
+    };
+    let slots = (buffer_bytes / slot_bytes).min(widest.saturating_mul(2).max(drives.len() as u64));
     if slots < drives.len() as u64 {
         let needed = slot_bytes.saturating_mul(drives.len() as u64);
         return Err(ReaderError::Option(format!(

@@ -1,124 +1,18 @@
-//! Reads on their way: issuing them, settling what comes back, repeating a failed read on another home. The part of
-//! [`ExpertReader`] that runs inside a barrier.
+//! Reads that come back: settling each, joining the parts of an expert, and counting. The part of [`ExpertReader`] that
+//! runs inside a barrier once reads are on their way.
 
 use super::counters::Ledger;
-use super::expert_reader::{ExpertReader, Job, Ready, Want};
-use super::tally::{Arrived, Opened};
-use crate::ids::DriveId;
-use crate::io::{Completion, ReadOutcome, ReadRequest, Slot};
+use super::expert_reader::{ExpertReader, Job, Part, Ready, Retry};
+use super::faults::Failure;
+use super::tally::Arrived;
+use crate::io::{Completion, ReadOutcome, Slot};
+use crate::knob::{self, Knob};
 use crate::source::SourceError;
 use crate::store::manifest::Digest;
-use crate::trace::events::{Outcome, Purpose, ReadEvent, ReadResult};
+use crate::trace::events::{Outcome, ReadEvent, ReadResult};
 use std::time::Instant;
 
-/// Why a read brought nothing.
-#[derive(Clone, Copy, Debug)]
-enum Failure {
-    Short { bytes: u32 },
-    Digest,
-    Os { errno: i32 },
-}
-
-impl Failure {
-    /// No drive causes these: the request itself was wrong, and another copy would hide it.
-    fn is_our_bug(self) -> bool {
-        matches!(self, Self::Os { errno: libc::EINVAL | libc::EFAULT | libc::EBADF })
-    }
-}
-
 impl ExpertReader {
-    /// Issues what can be issued: repeats first, then fresh wants in the order asked for.
-    pub(super) fn issue(&mut self) -> Result<(), SourceError> {
-        let Some(opened) = self.open else { return Ok(()) };
-        let mut issued_fresh = false;
-        while !self.retry.is_empty() || self.fresh < self.wants.len() {
-            let Some(slot) = self.slab.take() else { break };
-            let want = match self.retry.pop() {
-                Some(want) => want,
-                None => {
-                    issued_fresh = true;
-                    self.fresh += 1;
-                    (self.fresh - 1) as u32
-                }
-            };
-            self.place(&opened, want, slot)?;
-        }
-        if issued_fresh {
-            let used = self.slab.slots() - self.slab.free_slots();
-            let mut ledger = self.handle.lock();
-            ledger.counters.waves += 1;
-            ledger.counters.max_slots_used = ledger.counters.max_slots_used.max(used);
-        }
-        for lane in &mut self.lanes {
-            if !lane.batch.is_empty() {
-                lane.engine.submit(&mut lane.batch);
-            }
-        }
-        Ok(())
-    }
-
-    /// Chooses a home for a want and puts its read into that drive's batch.
-    fn place(&mut self, opened: &Opened, want: u32, mut slot: Slot) -> Result<(), SourceError> {
-        let Want { expert, tried } = self.wants[want as usize];
-        let homes = self.plan.homes(opened.layer, expert).unwrap_or(&[]);
-        let Some(home) = self.chooser.choose(homes, tried, &self.in_flight_bytes) else {
-            return Err(SourceError::Read(format!("{}-{expert}: no copy is left to read", opened.layer)));
-        };
-        let drive = homes[home];
-        let choices = homes.len();
-        let lane = &mut self.lanes[drive.index()];
-        let Some(located) = lane.opened.locate(opened.layer, expert) else {
-            return Err(SourceError::Unknown(format!(
-                "{}-{expert} is not on drive `{}`",
-                opened.layer, lane.opened.name
-            )));
-        };
-        {
-            let mut ledger = self.handle.lock();
-            let counters = &mut ledger.counters;
-            counters.decisions += 1;
-            counters.decisions_with_choice += u64::from(choices > 1);
-            if tried == 0 {
-                counters.decisions_not_primary += u64::from(home != 0);
-            } else {
-                counters.failovers += 1;
-            }
-        }
-        self.wants[want as usize].tried |= 1 << home;
-        self.in_flight_bytes[drive.index()] += u64::from(lane.read_bytes);
-        let index = slot.index();
-        let event = ReadEvent {
-            step: opened.step.step,
-            layer: opened.layer,
-            expert,
-            drive,
-            replica: home as u8,
-            part: 0,
-            parts: 1,
-            offset: located.offset,
-            bytes: u64::from(lane.read_bytes),
-            purpose: Purpose::Demand,
-            issued_in: opened.barrier,
-            barrier: Some(opened.barrier),
-            queued_ns: self.clock.now_ns(),
-            submitted_ns: 0,
-            completed_ns: 0,
-            result: ReadResult::Ok,
-            outcome: Outcome::Demand,
-        };
-        self.jobs[index as usize] = Some(Job { want, event, digest: located.digest, gave_up: None });
-        debug_assert!(slot.bytes_mut().len() >= lane.read_bytes as usize);
-        lane.batch.push(ReadRequest {
-            tag: u64::from(index),
-            file: located.file,
-            offset: located.offset,
-            len: lane.read_bytes,
-            need: self.plan.expert_bytes as u32, // checked in `read_bytes`
-            slot,
-        });
-        Ok(())
-    }
-
     /// Takes what the engines have finished.
     pub(super) fn collect(&mut self) -> Result<(), SourceError> {
         let mut finished = std::mem::take(&mut self.finished);
@@ -139,71 +33,166 @@ impl ExpertReader {
     /// One finished read: an arrival, a repeat on another home, or the end.
     fn settle(&mut self, drive: usize, completion: Completion) -> Result<(), SourceError> {
         let Completion { tag, slot, submitted_ns, completed_ns, outcome } = completion;
-        let Some(job) = self.jobs.get_mut(tag as usize).and_then(Option::take) else { return Ok(()) };
-        let Job { want, mut event, digest, gave_up } = job;
-        (event.submitted_ns, event.completed_ns) = (submitted_ns, completed_ns);
-        self.in_flight_bytes[drive] -= event.bytes;
-        let payload = self.plan.expert_bytes as usize;
-        let check = gave_up.is_none() && self.options.verify_digests;
+        let Some(mut job) = self.jobs.get_mut(tag as usize).and_then(Option::take) else { return Ok(()) };
+        self.free_jobs.push(tag as u32);
+        (job.event.submitted_ns, job.event.completed_ns) = (submitted_ns, completed_ns);
         let failure = match outcome {
-            _ if gave_up.is_some() => None,
-            ReadOutcome::Done { .. } if check && Digest::of(&slot.bytes()[..payload]) != digest => {
-                Some(Failure::Digest)
-            }
             ReadOutcome::Done { .. } => None,
             ReadOutcome::Short { bytes } => Some(Failure::Short { bytes }),
             ReadOutcome::Failed { errno } => Some(Failure::Os { errno }),
             ReadOutcome::Cancelled => Some(Failure::Os { errno: libc::ECANCELED }),
         };
-        event.result = match (gave_up, failure) {
-            (Some(why), _) => why,
-            (None, None) => ReadResult::Ok,
-            (None, Some(Failure::Short { .. })) => ReadResult::Short,
-            (None, Some(_)) => ReadResult::Error,
-        };
-        if event.result != ReadResult::Ok {
-            event.outcome = Outcome::Wasted;
+        let good = failure.is_none() && job.gave_up.is_none();
+        self.in_flight.sub(drive, job.event.bytes);
+        self.rates[drive].ended(completed_ns, job.event.bytes, good);
+        if let Some(why) = job.gave_up {
+            job.event.result = why;
+            self.count(&mut job.event, job.part, None);
+            return Ok(()); // its slot goes back now
         }
-        self.count(&event, check && matches!(outcome, ReadOutcome::Done { .. }), failure);
-        match (gave_up, failure) {
-            (Some(_), _) => Ok(()), // its slot goes back now
-            (None, None) => {
-                let arrived = Arrived {
-                    drive: event.drive,
-                    payload_bytes: self.plan.expert_bytes,
-                    queued_ns: event.queued_ns,
-                    completed_ns,
+        self.live_jobs -= 1;
+        match failure {
+            None => self.arrive(job, slot),
+            Some(failure) => {
+                job.event.result = match failure {
+                    Failure::Short { .. } => ReadResult::Short,
+                    _ => ReadResult::Error,
                 };
-                self.tally.arrived(arrived);
-                self.ready.push_back(Ready { want, slot, completed_ns });
-                Ok(())
-            }
-            (None, Some(failure)) => {
-                let homes = self.plan.homes(event.layer, event.expert).map_or(0, <[DriveId]>::len);
-                let left = homes as u32 > self.wants[want as usize].tried.count_ones();
-                if failure.is_our_bug() || !left {
-                    return Err(SourceError::Read(self.describe(&event, &self.reason(failure))));
+                self.count(&mut job.event, job.part, Some(failure));
+                let rival = job.rival.and_then(|r| self.jobs[r as usize].as_mut());
+                if let Some(rival) = rival.filter(|r| r.gave_up.is_none()) {
+                    // The other of the two goes on alone, and fails over from both homes if it must.
+                    rival.rival = None;
+                    rival.tried |= job.tried;
+                    return Ok(());
                 }
-                self.retry.push(want);
-                Ok(())
+                self.fail(job, slot, failure)
             }
         }
     }
 
-    fn count(&mut self, event: &ReadEvent, digest_checked: bool, failure: Option<Failure>) {
+    /// Lines a failed read up for another home, if there is one.
+    fn fail(&mut self, job: Job, slot: Slot, failure: Failure) -> Result<(), SourceError> {
+        if failure.is_our_bug() || self.homes_left(&job.event, job.tried) == 0 {
+            return Err(SourceError::Read(self.describe(&job.event, &self.reason(failure, job.part.len))));
+        }
+        self.retry.push(Retry { want: job.want, part: job.part, tried: job.tried, slot: Some(slot) });
+        Ok(())
+    }
+
+    /// The bytes of a read are there. With the last part the expert is ready.
+    fn arrive(&mut self, mut job: Job, slot: Slot) -> Result<(), SourceError> {
+        if let Some(other) = job.rival {
+            self.give_up(other as usize, ReadResult::Cancelled);
+            let mut ledger = self.handle.lock();
+            if job.hedge {
+                ledger.counters.hedges_won += 1;
+            } else {
+                ledger.counters.hedges_cancelled += 1;
+            }
+        }
+        let at = job.want as usize;
+        let (payload, places) = (self.plan.expert_bytes as usize, self.lanes.len());
+        let mut want = self.wants[at];
+        want.arrived += 1;
+        want.bytes += u64::from(job.part.len);
+        want.drives |= 1 << job.event.drive.0;
+        want.completed_ns = want.completed_ns.max(job.event.completed_ns);
+        self.wants[at] = want;
+        if want.arrived < want.parts {
+            self.parked[at * places + usize::from(job.part.part)] = Some(slot);
+            self.count(&mut job.event, job.part, None);
+            self.note(&job);
+            return Ok(());
+        }
+        let slot = self.join(&job, slot)?;
+        let verify =
+            (self.options.verify_digests || knob::forced(Knob::VerifyDigests)) && !knob::skipped(Knob::VerifyDigests);
+        let wrong = verify && Digest::of(&slot.bytes()[..payload]) != job.digest;
+        if verify {
+            self.handle.lock().counters.drives[job.event.drive.index()].digests_checked += 1;
+        }
+        if wrong {
+            job.event.result = ReadResult::Error;
+            let failure = if want.parts == 1 { Some(Failure::Digest) } else { None };
+            self.count(&mut job.event, job.part, failure);
+            self.wants[at].restart();
+            if want.parts == 1 {
+                return self.fail(job, slot, Failure::Digest);
+            }
+            // Nobody knows whose part was bad: every home may be tried, one at a time.
+            self.handle.lock().counters.split_digest_errors += 1;
+            self.retry.push(Retry { want: job.want, part: self.whole(), tried: 0, slot: Some(slot) });
+            return Ok(());
+        }
+        self.count(&mut job.event, job.part, None);
+        self.note(&job);
+        self.tally.complete(want.completed_ns);
+        if want.parts > 1 {
+            self.split_seen |= want.drives.count_ones() > 1;
+            let mut ledger = self.handle.lock();
+            let counters = &mut ledger.counters;
+            counters.experts_split += 1;
+            counters.parts += u64::from(want.parts);
+            counters.part_bytes += want.bytes;
+            counters.part_sum_errors += u64::from(want.bytes != self.plan.expert_bytes);
+        }
+        self.ready.push_back(Ready { want: job.want, slot, completed_ns: want.completed_ns });
+        Ok(())
+    }
+
+    /// The whole slot of an expert whose last part is in `slot`. The other parts lie in the same slot, unless a hedge,
+    /// which reads into a slot of its own, brought this one.
+    fn join(&mut self, job: &Job, slot: Slot) -> Result<Slot, SourceError> {
+        let places = self.lanes.len();
+        let parked = &mut self.parked[job.want as usize * places..][..places];
+        if parked.iter().flatten().all(|p| p.index() == slot.index()) {
+            parked.iter_mut().for_each(|p| *p = None);
+            return slot.widen().map_err(|_| self.torn(job));
+        }
+        let mut slot = slot.widen().map_err(|_| self.torn(job))?;
+        let parked = &mut self.parked[job.want as usize * places..][..places];
+        for part in parked.iter_mut().filter_map(Option::take) {
+            slot.bytes_mut()[part.start()..][..part.bytes().len()].copy_from_slice(part.bytes());
+        }
+        Ok(slot)
+    }
+
+    /// Cannot happen: some other read still holds a part of an expert that is complete.
+    fn torn(&self, job: &Job) -> SourceError {
+        SourceError::Read(
+            self.describe(&job.event, "a part of its slot is still out: a bug in argodrive, please report it"),
+        )
+    }
+
+    fn note(&mut self, job: &Job) {
+        self.tally.arrived(Arrived {
+            drive: job.event.drive,
+            payload_bytes: u64::from(job.part.len),
+            queued_ns: job.event.queued_ns,
+            completed_ns: job.event.completed_ns,
+            hedge: job.hedge,
+        });
+    }
+
+    /// Counts and traces a read that has ended as `event.result` says.
+    fn count(&mut self, event: &mut ReadEvent, part: Part, failure: Option<Failure>) {
+        if event.result != ReadResult::Ok {
+            event.outcome = Outcome::Wasted;
+        }
         let mut ledger = self.handle.lock();
         let Ledger { counters, trace } = &mut *ledger;
         if let Some(trace) = trace {
             trace.push_read(*event);
         }
         let drive = &mut counters.drives[event.drive.index()];
-        drive.digests_checked += u64::from(digest_checked);
         match event.result {
             ReadResult::Ok => {
                 drive.reads += 1;
-                drive.payload_bytes += self.plan.expert_bytes;
+                drive.payload_bytes += u64::from(part.len);
                 drive.read_bytes += event.bytes;
                 drive.clat_ns.saturating_record(event.completed_ns.saturating_sub(event.submitted_ns).max(1));
+                drive.lat_ns.saturating_record(event.completed_ns.saturating_sub(event.queued_ns).max(1));
                 if event.replica != 0 {
                     drive.non_primary_reads += 1;
                     let seen = &mut self.seen_non_primary[event.layer.index()][event.expert.index()];
@@ -217,81 +206,6 @@ impl ExpertReader {
             }
             ReadResult::Cancelled => drive.cancelled += 1,
             ReadResult::Timeout => drive.timeouts += 1,
-        }
-    }
-
-    /// A sentence about one read: expert, layer, drive, file, offset, and `reason`.
-    fn describe(&self, event: &ReadEvent, reason: &str) -> String {
-        let lane = &self.lanes[event.drive.index()].opened;
-        let located = lane.locate(event.layer, event.expert);
-        let name = located.and_then(|l| lane.names.get(l.file as usize));
-        let path = lane.folder.join(name.map_or("?", String::as_str));
-        let (expert, layer, offset) = (event.expert.0, event.layer.0, event.offset);
-        let drive = &lane.name;
-        format!("expert {expert} of layer {layer} on drive `{drive}`, {} at offset {offset}: {reason}", path.display())
-    }
-
-    fn reason(&self, failure: Failure) -> String {
-        let what = match failure {
-            Failure::Short { bytes } => format!("the file ends after {bytes} of {} bytes", self.plan.expert_bytes),
-            Failure::Digest => "its bytes do not have the digest of drive.json".to_string(),
-            Failure::Os { errno } => std::io::Error::from_raw_os_error(errno).to_string(),
-        };
-        let advice = if failure.is_our_bug() {
-            "a bug in argodrive, please report it"
-        } else {
-            "no other copy is left; run `argodrive verify`, then `argodrive stage`"
-        };
-        format!("{what}; {advice}")
-    }
-
-    /// Nothing arrived for the whole read timeout: gives up what is in flight and lines up other homes. An error when
-    /// an expert has none left, or when nothing is in flight and only a dropped lease could help.
-    pub(super) fn time_out(&mut self, opened: &Opened) -> Result<(), SourceError> {
-        let waited_ms = self.options.read_timeout_ms;
-        let (mut gave_up, mut lost) = (false, None);
-        for (index, job) in self.jobs.iter_mut().enumerate() {
-            let Some(job) = job.as_mut().filter(|j| j.gave_up.is_none()) else { continue };
-            gave_up = true;
-            job.gave_up = Some(ReadResult::Timeout);
-            self.lanes[job.event.drive.index()].engine.cancel(index as u64);
-            let homes = self.plan.homes(opened.layer, job.event.expert).map_or(0, <[DriveId]>::len);
-            if homes as u32 > self.wants[job.want as usize].tried.count_ones() {
-                self.retry.push(job.want);
-            } else {
-                lost = Some(job.event);
-            }
-        }
-        if let Some(event) = lost {
-            let reason = format!("nothing came for {waited_ms} ms and no other copy is left");
-            return Err(SourceError::Timeout(self.describe(&event, &reason)));
-        }
-        if gave_up {
-            return Ok(());
-        }
-        let (slots, free) = (self.slab.slots(), self.slab.free_slots());
-        let left = self.wants.len() - self.fresh + self.retry.len();
-        Err(SourceError::Timeout(format!(
-            "{}: {left} experts wait for a slot, but for {waited_ms} ms none of the {slots} slots came back ({free} are \
-             free): drop leases while taking more, or raise --buffer-bytes",
-            opened.layer
-        )))
-    }
-
-    /// Gives up everything that is still in flight; slots come back as the engines return them.
-    pub(super) fn abandon(&mut self) {
-        for (index, job) in self.jobs.iter_mut().enumerate() {
-            if let Some(job) = job.as_mut().filter(|j| j.gave_up.is_none()) {
-                job.gave_up = Some(ReadResult::Cancelled);
-                self.lanes[job.event.drive.index()].engine.cancel(index as u64);
-            }
-        }
-        for (drive, lane) in self.lanes.iter_mut().enumerate() {
-            // Never handed to the engine, so no completion will come.
-            for request in lane.batch.drain(..) {
-                self.jobs[request.tag as usize] = None;
-                self.in_flight_bytes[drive] -= u64::from(request.len);
-            }
         }
     }
 }

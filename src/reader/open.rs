@@ -4,19 +4,17 @@
 use super::options::{ReaderError, ReaderOptions};
 use crate::drive::spec::{DriveSpec, device_number};
 use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::knob::{self, Knob};
 use crate::layout::plan::Plan;
-use crate::store::manifest::{DRIVE_FILE, Digest, DriveManifest, FORMAT_VERSION, drive_folder};
+use crate::store::manifest::{DRIVE_FILE, Digest, DriveManifest, FORMAT_VERSION, ManifestError, drive_folder};
 use crate::sys::direct::{DioAlignment, open_direct};
 use crate::sys::limits::raise_open_files;
-use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Largest `drive.json` that is read: 82,432 experts take about 8 MiB.
-const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Descriptors that the rest of the program needs.
 const SPARE_FILES: u64 = 256;
 /// Missing experts that an error lists.
@@ -106,29 +104,16 @@ pub fn open_drive(
 }
 
 fn load_manifest(drive: &OpenedDrive) -> Result<DriveManifest, ReaderError> {
-    #[derive(Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let path = drive.folder.join(DRIVE_FILE);
-    let missing = |e: io::Error| match e.kind() {
-        io::ErrorKind::NotFound => {
-            drive.error(&path, "not there: the drive is not mounted, or nothing was staged; run `argodrive stage`")
+    DriveManifest::open(&drive.folder).map_err(|e| match e {
+        ManifestError::Io { path, source } if source.kind() == io::ErrorKind::NotFound => {
+            drive.error(path, "not there: the drive is not mounted, or nothing was staged; run `argodrive stage`")
         }
-        _ => drive.error(&path, e),
-    };
-    let len = std::fs::metadata(&path).map_err(missing)?.len();
-    if len > MAX_MANIFEST_BYTES {
-        return Err(drive.error(&path, format!("{len} bytes, at most {MAX_MANIFEST_BYTES} are read")));
-    }
-    let bytes = std::fs::read(&path).map_err(missing)?;
-    let syntax = |e: serde_json::Error| drive.error(&path, format!("not a valid manifest: {e}"));
-    let Version { version } = serde_json::from_slice(&bytes).map_err(syntax)?;
-    if version > FORMAT_VERSION {
-        let reason = format!("version {version}, this program reads up to {FORMAT_VERSION}; use a newer argodrive");
-        return Err(drive.error(&path, reason));
-    }
-    serde_json::from_slice(&bytes).map_err(syntax)
+        ManifestError::Io { path, source } => drive.error(path, source),
+        ManifestError::Syntax { path, reason } => drive.error(path, format!("not a valid manifest: {reason}")),
+        ManifestError::Inconsistent { path, reason } => drive.error(path, reason),
+        ManifestError::Version { path, seen } => drive
+            .error(path, format!("version {seen}, this program reads up to {FORMAT_VERSION}; use a newer argodrive")),
+    })
 }
 
 fn check_manifest(drive: &OpenedDrive, manifest: &DriveManifest, plan: &Plan) -> Result<(), ReaderError> {
@@ -138,10 +123,6 @@ fn check_manifest(drive: &OpenedDrive, manifest: &DriveManifest, plan: &Plan) ->
             "holds experts of model {} ({} bytes), the plan is for {} ({} bytes)",
             manifest.model_id, manifest.expert_bytes, plan.model_id, plan.expert_bytes
         );
-        return Err(drive.error(path, reason));
-    }
-    if manifest.slot_bytes < manifest.expert_bytes {
-        let reason = format!("slots of {} bytes cannot hold experts of {}", manifest.slot_bytes, manifest.expert_bytes);
         return Err(drive.error(path, reason));
     }
     Ok(())
@@ -197,9 +178,10 @@ fn open_files(opened: &mut OpenedDrive, options: &ReaderOptions) -> Result<(), R
             io::ErrorKind::NotFound => {
                 opened.error(&path, "drive.json names it, but it is gone; run `argodrive stage`")
             }
-            io::ErrorKind::Unsupported => {
-                opened.error(&path, format!("{e}; use another file system, or allow reads through the page cache"))
-            }
+            io::ErrorKind::Unsupported => opened.error(
+                &path,
+                format!("{e}; use another file system, or allow reads through the page cache with --allow-fallback"),
+            ),
             _ => opened.error(&path, e),
         })?;
         opened.files.push(file);
@@ -217,7 +199,7 @@ fn open_files(opened: &mut OpenedDrive, options: &ReaderOptions) -> Result<(), R
 }
 
 fn open_one(path: &Path, options: &ReaderOptions) -> io::Result<(File, Option<DioAlignment>)> {
-    if options.direct {
+    if options.direct || knob::forced(Knob::Direct) {
         match open_direct(path) {
             Ok(direct) => return Ok((direct.file, Some(direct.alignment))),
             Err(e) if e.kind() == io::ErrorKind::Unsupported && options.allow_buffered => {}

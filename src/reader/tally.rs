@@ -7,13 +7,15 @@ use crate::trace::events::{BarrierRecord, Cause};
 /// Two drives that ended within this share of the barrier's whole wait (1/50 = 2 %) ended together.
 const TIE_DIVISOR: u64 = 50;
 
-/// An expert that has arrived.
+/// A read that has arrived: an expert, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived {
     pub drive: DriveId,
     pub payload_bytes: u64,
     pub queued_ns: u64,
     pub completed_ns: u64,
+    /// A hedge that came before the read it was to help.
+    pub hedge: bool,
 }
 
 /// Tally of an open barrier.
@@ -23,7 +25,8 @@ pub(super) struct Tally {
     last: Option<Arrived>,
     /// End of the next-to-last read.
     second_ns: Option<u64>,
-    first_ns: u64,
+    /// When the first whole expert was there.
+    first_ns: Option<u64>,
     pub stall_ns: u64,
 }
 
@@ -46,13 +49,13 @@ pub(super) struct Opened {
 
 impl Tally {
     pub fn new(drives: usize) -> Self {
-        Self { by_drive: vec![Share::default(); drives], last: None, second_ns: None, first_ns: 0, stall_ns: 0 }
+        Self { by_drive: vec![Share::default(); drives], last: None, second_ns: None, first_ns: None, stall_ns: 0 }
     }
 
     /// Starts over, without allocating.
     pub fn reset(&mut self) {
         self.by_drive.fill(Share::default());
-        (self.last, self.second_ns, self.first_ns, self.stall_ns) = (None, None, 0, 0);
+        (self.last, self.second_ns, self.first_ns, self.stall_ns) = (None, None, None, 0);
     }
 
     /// Counts an arrival; they may come in any order.
@@ -62,12 +65,8 @@ impl Tally {
         share.reads += 1;
         share.last_ns = share.last_ns.max(seen.completed_ns);
         match self.last {
-            None => {
-                self.first_ns = seen.completed_ns;
-                self.last = Some(seen);
-            }
+            None => self.last = Some(seen),
             Some(last) => {
-                self.first_ns = self.first_ns.min(seen.completed_ns);
                 let earlier = if seen.completed_ns > last.completed_ns {
                     self.last = Some(seen);
                     last.completed_ns
@@ -77,6 +76,11 @@ impl Tally {
                 self.second_ns = Some(self.second_ns.map_or(earlier, |s| s.max(earlier)));
             }
         }
+    }
+
+    /// An expert was complete at `at_ns`.
+    pub fn complete(&mut self, at_ns: u64) {
+        self.first_ns = Some(self.first_ns.map_or(at_ns, |first| first.min(at_ns)));
     }
 
     /// Drive of the last arrival so far.
@@ -103,7 +107,7 @@ impl Tally {
             prefetch_hits: 0,
             bytes: self.by_drive.iter().map(|s| s.bytes).sum(),
             open_ns: opened.open_ns,
-            first_ns: if self.last.is_some() { self.first_ns } else { opened.open_ns },
+            first_ns: self.first_ns.unwrap_or(opened.open_ns),
             last_ns,
             close_ns,
             stall_ns: self.stall_ns,
@@ -122,13 +126,17 @@ impl Tally {
 
     /// Why the last read was last, by the first rule that holds:
     /// 1. nothing was read: none;
-    /// 2. two or more drives served, and the last two ended within 2 % of the whole wait of each other: tie;
-    /// 3. the read was queued in the second half of the wait, because it waited for a slot or for another copy to
+    /// 2. it was a hedge: hedged;
+    /// 3. two or more drives served, and the last two ended within 2 % of the whole wait of each other: tie;
+    /// 4. the read was queued in the second half of the wait, because it waited for a slot or for another copy to
     ///    fail: queued_late;
-    /// 4. its drive delivered more bytes than any other (or alone): big_share;
-    /// 5. otherwise the drive was slower than drives that had as much to do: device_slow.
+    /// 5. its drive delivered more bytes than any other (or alone): big_share;
+    /// 6. otherwise the drive was slower than drives that had as much to do: device_slow.
     fn cause(&self, open_ns: u64, gap_drive_ns: Option<u64>) -> Cause {
         let Some(last) = self.last else { return Cause::None };
+        if last.hedge {
+            return Cause::Hedged;
+        }
         let wait_ns = last.completed_ns.saturating_sub(open_ns);
         if gap_drive_ns.is_some_and(|gap| gap <= wait_ns / TIE_DIVISOR) {
             return Cause::Tie;
@@ -152,10 +160,11 @@ mod tests {
         let step = StepInfo { step: 1, phase: Phase::Decode, pos: 4, rows: 1 };
         let opened = Opened { barrier: 3, step, layer: LayerId(2), width: arrivals.len() as u32, open_ns: 1000 };
         let mut tally = Tally::new(drives);
-        tally.arrived(Arrived { drive: DriveId(0), payload_bytes: 1, queued_ns: 0, completed_ns: 1 });
+        tally.arrived(Arrived { drive: DriveId(0), payload_bytes: 1, queued_ns: 0, completed_ns: 1, hedge: false });
         tally.reset();
         for &(drive, payload_bytes, queued_ns, completed_ns) in arrivals {
-            tally.arrived(Arrived { drive: DriveId(drive), payload_bytes, queued_ns, completed_ns });
+            tally.arrived(Arrived { drive: DriveId(drive), payload_bytes, queued_ns, completed_ns, hedge: false });
+            tally.complete(completed_ns);
         }
         tally.record(&opened, 9999)
     }
@@ -188,5 +197,25 @@ mod tests {
         assert_eq!((r.gap_drive_ns, r.gap_read_ns, r.first_ns, r.last_ns), (0, 0, 3000, 3000));
         let none = record(2, &[]);
         assert_eq!((none.first_ns, none.last_ns, none.straggler), (1000, 1000, None));
+    }
+
+    #[test]
+    fn a_part_is_a_read_but_the_first_expert_is_a_whole_one_and_a_hedge_that_decides_is_the_cause() {
+        let mut tally = Tally::new(2);
+        let part = |drive, completed_ns, hedge| Arrived {
+            drive: DriveId(drive),
+            payload_bytes: 5,
+            queued_ns: 1000,
+            completed_ns,
+            hedge,
+        };
+        tally.arrived(part(0, 1500, false));
+        tally.arrived(part(1, 2000, true));
+        tally.complete(2000);
+        let step = StepInfo { step: 1, phase: Phase::Decode, pos: 4, rows: 1 };
+        let opened = Opened { barrier: 3, step, layer: LayerId(2), width: 1, open_ns: 1000 };
+        let r = tally.record(&opened, 9999);
+        assert_eq!((r.first_ns, r.last_ns, r.bytes, r.gap_read_ns), (2000, 2000, 10, 500));
+        assert_eq!(r.cause, Cause::Hedged);
     }
 }

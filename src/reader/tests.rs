@@ -15,18 +15,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-const MODEL: &str = "m1";
-const PAYLOAD: u64 = 5000;
+pub(super) const MODEL: &str = "00112233445566778899aabbccddeeff";
+pub(super) const PAYLOAD: u64 = 5000;
 const EXPERTS: u16 = 8;
-const LAYERS: [LayerId; 2] = [LayerId(1), LayerId(4)];
+pub(super) const LAYERS: [LayerId; 2] = [LayerId(1), LayerId(4)];
 
-fn payload(layer: LayerId, expert: u16) -> Vec<u8> {
+pub(super) fn payload(layer: LayerId, expert: u16) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(u64::from(layer.0) * 1000 + u64::from(expert));
     (0..PAYLOAD).map(|_| random.u8(..)).collect()
 }
 
 /// A plan of `drives` in `root`, each staged with exactly what the plan gives it. `homes(e)` places expert e.
-fn stage(root: &Path, drives: u8, homes: impl Fn(u16) -> Vec<u8>) -> Plan {
+pub(super) fn stage(root: &Path, drives: u8, homes: impl Fn(u16) -> Vec<u8>) -> Plan {
     let row = LayerHomes((0..EXPERTS).map(|e| homes(e).into_iter().map(DriveId).collect()).collect());
     let plan = Plan {
         version: PLAN_VERSION,
@@ -59,12 +59,15 @@ fn stage(root: &Path, drives: u8, homes: impl Fn(u16) -> Vec<u8>) -> Plan {
     plan
 }
 
-fn folder() -> tempfile::TempDir {
+pub(super) fn folder() -> tempfile::TempDir {
     // Under target/, never on a memory file system, so that direct reads are real.
-    tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/target")).unwrap()
+    // Builds may go to another target folder; this one is on the repository's disk.
+    let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
+    std::fs::create_dir_all(target).unwrap();
+    tempfile::tempdir_in(target).unwrap()
 }
 
-fn options() -> ReaderOptions {
+pub(super) fn options() -> ReaderOptions {
     ReaderOptions {
         buffer_bytes: 1 << 20,
         verify_digests: true,
@@ -74,20 +77,24 @@ fn options() -> ReaderOptions {
     }
 }
 
-fn open(plan: &Plan, options: &ReaderOptions) -> Result<ExpertReader, ReaderError> {
+pub(super) fn open(plan: &Plan, options: &ReaderOptions) -> Result<ExpertReader, ReaderError> {
     ExpertReader::open(plan, &mounts_of(plan, None).unwrap(), options, Clock::start())
 }
 
-fn step() -> StepInfo {
+pub(super) fn step() -> StepInfo {
     StepInfo { step: 3, phase: Phase::Decode, pos: 17, rows: 1 }
 }
 
-fn all() -> Vec<ExpertId> {
+pub(super) fn all() -> Vec<ExpertId> {
     (0..EXPERTS).map(ExpertId).collect()
 }
 
 /// Takes a whole barrier, checks every byte, and returns the experts in arrival order.
-fn take_all(reader: &mut ExpertReader, layer: LayerId, experts: &[ExpertId]) -> Result<Vec<ExpertId>, SourceError> {
+pub(super) fn take_all(
+    reader: &mut ExpertReader,
+    layer: LayerId,
+    experts: &[ExpertId],
+) -> Result<Vec<ExpertId>, SourceError> {
     let mut barrier = Barrier::open(reader, &step(), layer, experts)?;
     let mut order = Vec::new();
     while let Some(lease) = barrier.next_arrival()? {
@@ -393,7 +400,7 @@ impl IoEngine for BadEngine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { name: "bad", queue_depth: 1, max_requests: 64, emulated: false }
+        Capabilities { name: "bad", queue_depth: 1, max_requests: 64, emulated: false, stamps_late: false }
     }
 
     fn counters(&self) -> Arc<EngineCounters> {
@@ -403,18 +410,21 @@ impl IoEngine for BadEngine {
 
 /// A reader whose drive 0 is served by a [`BadEngine`], drive 1 (if there is one) by a good one.
 fn with_bad_drive(plan: &Plan, errno: i32) -> ExpertReader {
-    let options =
-        ReaderOptions { dispatch: DispatchPolicy::FirstHit, read_timeout_ms: 100, buffer_bytes: 1 << 20, ..options() };
+    let dispatch = DispatchPolicy::FirstHit;
+    bad_drive_with(plan, errno, ReaderOptions { dispatch, read_timeout_ms: 100, ..options() })
+}
+
+pub(super) fn bad_drive_with(plan: &Plan, errno: i32, options: ReaderOptions) -> ExpertReader {
     let mounts = mounts_of(plan, None).unwrap();
     let ids = (0..mounts.len()).map(|d| DriveId(d as u8));
     let drives = ids.zip(&mounts).map(|(id, m)| open_drive(plan, id, m, &options).unwrap()).collect();
     let clock = Clock::start();
     let made = std::cell::Cell::new(0);
-    ExpertReader::assemble(plan, drives, vec![None; mounts.len()], &options, clock, |files, slots, _, signal| {
+    ExpertReader::assemble(plan, drives, vec![None; mounts.len()], &options, clock, |files, _, requests, _, signal| {
         if made.replace(made.get() + 1) == 0 {
             return Ok(Box::new(BadEngine { errno, held: Vec::new(), done: Vec::new(), signal }));
         }
-        Ok(Box::new(crate::io::psync::PsyncEngine::new(files, 2, slots, signal, clock)?))
+        Ok(Box::new(crate::io::psync::PsyncEngine::new(files, 2, requests, signal, clock)?))
     })
     .unwrap()
 }

@@ -15,6 +15,7 @@ pub mod scene;
 pub mod table;
 pub mod theme;
 pub mod timeline;
+pub mod trace_figures;
 pub mod units;
 pub mod waterfall;
 

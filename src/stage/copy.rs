@@ -1,6 +1,6 @@
 //! Copies one drive's missing experts, layer by layer, each layer made durable and verified before it is published.
 
-use super::{StageError, Work};
+use super::{DigestFault, StageError, Work};
 use crate::ids::{ExpertId, LayerId};
 use crate::store::manifest::{Digest, DriveExpert, DriveManifest};
 use crate::sys::durable::sync_folder;
@@ -60,7 +60,8 @@ fn copy_layer(
         if let Some((_, reader)) = &opened {
             reader.read_exact_at(&mut buffer, extent.offset).map_err(fault(&from))?;
         }
-        compare(work, &from, extent.offset, layer, original, &buffer, "import the checkpoint again")?;
+        let advice = "that is the store's own copy: import the checkpoint again into a new store";
+        compare(work, &from, extent.offset, layer, original, &buffer, advice)?;
         let Some(slot) = free.next() else {
             return Err(StageError::Mismatch(format!("{}: no free slot", pack.display())));
         };
@@ -71,11 +72,15 @@ fn copy_layer(
         added.push(entry);
         tick(source.expert_bytes);
     }
+    if let Some((_, reader)) = &opened {
+        // The store may be a drive of the next run: what was read here must not make it warm.
+        crate::sys::cache::drop_file(reader).map_err(fault(source_folder))?;
+    }
     // Reads ask for the payload rounded up to the alignment: the last slot must exist as a whole.
     file.set_len(end_bytes).map_err(fault(&pack))?;
     file.sync_all().map_err(fault(&pack))?;
     // What lies in the page cache proves nothing about the drive.
-    crate::sys::cache::drop_pages(&file, 0, 0).map_err(fault(&pack))?;
+    crate::sys::cache::drop_file(&file).map_err(fault(&pack))?;
     for entry in &added {
         let (_, extent) = work.manifest.locate(layer, entry);
         file.read_exact_at(&mut buffer, extent.offset).map_err(fault(&pack))?;
@@ -89,7 +94,7 @@ fn copy_layer(
             "the drive did not keep what was written; check it",
         )?;
     }
-    crate::sys::cache::drop_pages(&file, 0, 0).map_err(fault(&pack))?;
+    crate::sys::cache::drop_file(&file).map_err(fault(&pack))?;
     Ok(added)
 }
 
@@ -106,16 +111,16 @@ fn compare(
     if seen == entry.digest {
         return Ok(());
     }
-    Err(StageError::Digest {
+    Err(StageError::Digest(Box::new(DigestFault {
         drive: work.name.clone(),
         path: path.to_path_buf(),
         offset,
-        layer: layer.0,
-        expert: entry.expert.0,
-        seen: seen.to_string(),
-        file_says: entry.digest.to_string(),
+        layer,
+        expert: entry.expert,
+        seen,
+        expected: entry.digest,
         advice,
-    })
+    })))
 }
 
 /// Names the new experts in `drive.json`.

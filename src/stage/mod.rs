@@ -5,13 +5,19 @@
 //! pack is fsynced, the new bytes are read back past the page cache and their digests compared, and only then the new
 //! `drive.json` replaces the old one. That happens layer by layer, so a later run continues where this one ended.
 
+//!
+//! One stage at a time writes to a drive: two would give the same free slot to different experts.
+
+mod compare;
 mod copy;
 
-use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::ids::{ExpertId, LayerId};
 use crate::layout::plan::{Plan, PlanError, Shape};
 use crate::store::import::Progress;
-use crate::store::manifest::{Container, DRIVE_FILE, DriveManifest, ManifestError, StoreManifest, drive_folder};
+use crate::store::manifest::{Digest, DriveManifest, ManifestError, StoreManifest, drive_folder};
+use compare::plan_work;
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Space that staging leaves free on a drive unless told otherwise.
@@ -37,25 +43,8 @@ pub enum StageError {
         source: std::io::Error,
     },
     /// What was read is not what the manifest says.
-    #[error("drive {drive}: {} at offset {offset}: the digest of L{layer}-E{expert} is {seen}, {file_says} in its manifest; {advice}", path.display())]
-    Digest {
-        /// Drive name.
-        drive: String,
-        /// The file.
-        path: PathBuf,
-        /// First byte of the expert.
-        offset: u64,
-        /// Layer.
-        layer: u16,
-        /// Expert.
-        expert: u16,
-        /// Digest of the bytes.
-        seen: String,
-        /// Digest expected.
-        file_says: String,
-        /// What to do.
-        advice: &'static str,
-    },
+    #[error("{0}")]
+    Digest(Box<DigestFault>),
     /// Not enough room.
     #[error("drive {drive} ({}): needs {need_bytes} bytes and {margin_bytes} spare, has {free_bytes} free; free some space, lower --margin, or plan with fewer copies", path.display())]
     Space {
@@ -70,9 +59,49 @@ pub enum StageError {
         /// Bytes free.
         free_bytes: u64,
     },
+    /// Another process stages to the drive.
+    #[error("drive {drive} ({}): another `argodrive stage` is writing to it; wait for it to end", path.display())]
+    Busy {
+        /// Drive name.
+        drive: String,
+        /// Its folder.
+        path: PathBuf,
+    },
     /// The plan and the store or drive do not belong together.
     #[error("{0}")]
     Mismatch(String),
+}
+
+/// An expert whose bytes are not those of its digest.
+#[derive(Debug)]
+pub struct DigestFault {
+    /// Drive name.
+    pub drive: String,
+    /// The file.
+    pub path: PathBuf,
+    /// First byte of the expert.
+    pub offset: u64,
+    /// Layer.
+    pub layer: LayerId,
+    /// Expert.
+    pub expert: ExpertId,
+    /// Digest of the bytes.
+    pub seen: Digest,
+    /// Digest in the manifest.
+    pub expected: Digest,
+    /// What to do.
+    pub advice: &'static str,
+}
+
+impl std::fmt::Display for DigestFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { drive, path, offset, layer, expert, seen, expected, advice } = self;
+        write!(
+            f,
+            "drive {drive}: {} at offset {offset}: {layer}-{expert} has digest {seen}, its manifest says {expected}; {advice}",
+            path.display()
+        )
+    }
 }
 
 /// How to stage.
@@ -82,11 +111,13 @@ pub struct StageOptions {
     pub dry_run: bool,
     /// Bytes that stay free on every drive.
     pub margin_bytes: u64,
+    /// Read back what is there already, and copy again what is wrong.
+    pub repair: bool,
 }
 
 impl Default for StageOptions {
     fn default() -> Self {
-        Self { dry_run: false, margin_bytes: DEFAULT_MARGIN_BYTES }
+        Self { dry_run: false, margin_bytes: DEFAULT_MARGIN_BYTES, repair: false }
     }
 }
 
@@ -99,8 +130,10 @@ pub struct DriveReport {
     pub folder: PathBuf,
     /// Experts the plan wants there.
     pub planned: usize,
-    /// Experts that were there already.
+    /// Experts that were there already, whole as far as was looked.
     pub present: usize,
+    /// Planned experts that `drive.json` names, but whose bytes are gone, or wrong (told only by a repair).
+    pub spoiled: usize,
     /// Experts copied (or to be copied in a dry run).
     pub copied: usize,
     /// Payload bytes of those.
@@ -113,6 +146,7 @@ struct Work {
     folder: PathBuf,
     manifest: DriveManifest,
     planned: usize,
+    spoiled: usize,
     missing: BTreeMap<LayerId, Vec<ExpertId>>,
 }
 
@@ -151,7 +185,10 @@ pub fn stage(
     }
     let source_folder = drive_folder(store, &plan.model_id);
     let source = DriveManifest::open(&source_folder)?;
-    let work = plan_work(plan, mounts, &source)?;
+    check_mounts(plan, mounts)?;
+    // Held until everything is published.
+    let _locks = if options.dry_run { Vec::new() } else { lock(plan, mounts)? };
+    let work = plan_work(plan, mounts, &source, options.repair)?;
     for item in &work {
         check_space(item, options.margin_bytes)?;
     }
@@ -165,6 +202,7 @@ pub fn stage(
             folder: item.folder.clone(),
             planned: item.planned,
             present: item.planned - copied,
+            spoiled: item.spoiled,
             copied,
             copied_bytes: copied as u64 * plan.expert_bytes,
         };
@@ -180,65 +218,44 @@ pub fn stage(
     Ok(reports)
 }
 
-/// Compares plan and drives: what is missing where.
-fn plan_work(plan: &Plan, mounts: &[PathBuf], source: &DriveManifest) -> Result<Vec<Work>, StageError> {
-    let mut out = Vec::with_capacity(mounts.len());
-    for (index, (drive, mount)) in plan.drives.iter().zip(mounts).enumerate() {
-        let id = DriveId(index as u8);
-        if !mount.is_dir() {
-            return Err(StageError::Mismatch(format!(
+/// Every mount is a folder of its own.
+fn check_mounts(plan: &Plan, mounts: &[PathBuf]) -> Result<(), StageError> {
+    let mut seen: BTreeMap<PathBuf, &str> = BTreeMap::new();
+    for (drive, mount) in plan.drives.iter().zip(mounts) {
+        let folder = mount.canonicalize().ok().filter(|m| m.is_dir()).ok_or_else(|| {
+            StageError::Mismatch(format!(
                 "drive {} ({}) is not a folder; mount it, or correct its path in drives.toml",
+                drive.name,
+                mount.display()
+            ))
+        })?;
+        if let Some(other) = seen.insert(folder, &drive.name) {
+            return Err(StageError::Mismatch(format!(
+                "drives {other} and {} are the same folder ({}); correct one of the paths in drives.toml",
                 drive.name,
                 mount.display()
             )));
         }
-        let folder = drive_folder(mount, &plan.model_id);
-        let manifest = if folder.join(DRIVE_FILE).exists() {
-            DriveManifest::open(&folder)?
-        } else {
-            DriveManifest::empty(&plan.model_id, plan.expert_bytes)
-        };
-        if manifest.model_id != plan.model_id || manifest.expert_bytes != plan.expert_bytes {
-            return Err(StageError::Mismatch(format!(
-                "drive {} ({}) holds experts of another model under this model's name; move that folder away",
-                drive.name,
-                folder.display()
-            )));
-        }
-        let mut missing: BTreeMap<LayerId, Vec<ExpertId>> = BTreeMap::new();
-        let mut planned = 0;
-        for (layer, expert) in plan.on_drive(id) {
-            planned += 1;
-            let Some(original) = source.find(layer, expert) else {
-                return Err(StageError::Mismatch(format!(
-                    "the plan places L{}-E{}, which the store does not hold; plan again with this store",
-                    layer.0, expert.0
-                )));
-            };
-            match manifest.find(layer, expert) {
-                Some(entry) if entry.digest == original.digest => {}
-                Some(_) => {
-                    return Err(StageError::Mismatch(format!(
-                        "drive {}: L{}-E{} has another digest than the store's; run `argodrive verify`, then move the bad folder {} away",
-                        drive.name,
-                        layer.0,
-                        expert.0,
-                        folder.display()
-                    )));
-                }
-                None => missing.entry(layer).or_default().push(expert),
-            }
-        }
-        if manifest.container == Container::Files && !missing.is_empty() {
-            return Err(StageError::Mismatch(format!(
-                "drive {} ({}) is an adopted file-per-expert folder; argodrive does not add to it",
-                drive.name,
-                folder.display()
-            )));
-        }
-        out.push(Work { name: drive.name.clone(), folder, manifest, planned, missing });
     }
-    Ok(out)
+    Ok(())
+}
+
+/// Keeps other stages away from the drives for as long as the files are open.
+fn lock(plan: &Plan, mounts: &[PathBuf]) -> Result<Vec<File>, StageError> {
+    let mut locks = Vec::with_capacity(mounts.len());
+    for (drive, mount) in plan.drives.iter().zip(mounts) {
+        let (drive, path) = (drive.name.clone(), mount.clone());
+        let file = match File::open(mount) {
+            Ok(file) => file,
+            Err(source) => return Err(StageError::Io { drive, path, source }),
+        };
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(StageError::Busy { drive, path }),
+            // Some network file systems cannot lock a folder; staging alone there works as before.
+            Ok(()) | Err(TryLockError::Error(_)) => locks.push(file),
+        }
+    }
+    Ok(locks)
 }
 
 fn check_space(work: &Work, margin_bytes: u64) -> Result<(), StageError> {

@@ -37,6 +37,7 @@ pub struct InMemory {
     slots: BTreeMap<LayerId, Vec<u32>>,
     queue: Vec<(ExpertId, u32)>,
     next: usize,
+    leases: u64,
 }
 
 /// Marks an expert that is not there.
@@ -99,6 +100,11 @@ impl InMemory {
         self.experts.bytes.len() as u64
     }
 
+    /// Experts handed out so far.
+    pub fn leases(&self) -> u64 {
+        self.leases
+    }
+
     /// The bytes of one expert, if it is held.
     pub fn expert(&self, key: ExpertKey) -> Option<&[u8]> {
         let slot = *self.slots.get(&key.layer)?.get(key.expert.index()).filter(|s| **s != ABSENT)?;
@@ -143,6 +149,7 @@ impl Filling {
             slots: self.slots,
             queue: Vec::with_capacity(widest),
             next: 0,
+            leases: 0,
         }
     }
 }
@@ -166,6 +173,7 @@ impl ExpertSource for InMemory {
     fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
         let Some(&(expert, slot)) = self.queue.get(self.next) else { return Ok(None) };
         self.next += 1;
+        self.leases += 1;
         let owner: Arc<dyn LeaseOwner> = self.experts.clone();
         Ok(Some(Lease::new(expert, owner, slot, 0, self.experts.expert_bytes as u32)))
     }

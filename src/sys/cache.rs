@@ -11,6 +11,11 @@ pub fn drop_pages(file: &File, offset: u64, len: u64) -> io::Result<()> {
     advise(file, offset, len, rustix::fs::Advice::DontNeed)
 }
 
+/// Drops every clean cached page of a file (a length of 0 would drop nothing).
+pub fn drop_file(file: &File) -> io::Result<()> {
+    drop_pages(file, 0, file.metadata()?.len())
+}
+
 /// Asks the kernel to read a range ahead.
 #[cfg(target_os = "linux")]
 pub fn will_need(file: &File, offset: u64, len: u64) -> io::Result<()> {
@@ -75,5 +80,17 @@ mod tests {
         will_need(&file, 4096, 8192).unwrap();
         drop_pages(&file, 0, 0).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), vec![7u8; 100_000]);
+    }
+
+    #[test]
+    fn a_dropped_file_is_no_longer_resident() {
+        let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::io::Write::write_all(&mut file, &vec![7; 1 << 20]).unwrap();
+        file.sync_all().unwrap();
+        let all = crate::ids::Extent { offset: 0, len: 1 << 20 };
+        let before = crate::sys::cachestat::residency(&file, all).unwrap().resident_bytes;
+        drop_file(&file).unwrap();
+        let after = crate::sys::cachestat::residency(&file, all).unwrap().resident_bytes;
+        assert!(after * 10 < before.max(1), "{before} bytes resident before, {after} after");
     }
 }

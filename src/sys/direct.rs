@@ -1,6 +1,7 @@
 //! Opening files past the page cache, and what alignment the kernel then wants. A flag proves nothing (memory file
 //! systems accept `O_DIRECT`), so callers ask [`is_memory_file_system`] and measure residency as well.
 
+use crate::knob::{self, Knob};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -43,7 +44,8 @@ fn unsupported(why: &str) -> io::Error {
 #[cfg(target_os = "linux")]
 fn open_past_cache(path: &Path) -> io::Result<DirectFile> {
     use std::os::unix::fs::OpenOptionsExt;
-    let opened = File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
+    let flags = if knob::skipped(Knob::Direct) { 0 } else { libc::O_DIRECT };
+    let opened = File::options().read(true).custom_flags(flags).open(path);
     let file = opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EINVAL) => unsupported("the file system refuses O_DIRECT"),
         _ => e,
@@ -87,6 +89,19 @@ fn open_past_cache(_path: &Path) -> io::Result<DirectFile> {
     Err(unsupported("not implemented for this operating system"))
 }
 
+/// Whether an open file is read past the page cache **and** needs aligned reads for it (macOS needs none).
+pub fn is_direct(file: &File) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = file;
+        false
+    }
+}
+
 /// Whether `path` lies on a file system whose files are memory (tmpfs, ramfs, hugetlbfs).
 pub fn is_memory_file_system(path: &Path) -> io::Result<bool> {
     #[cfg(target_os = "linux")]
@@ -111,7 +126,9 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn alignment_is_a_power_of_two_and_memory_is_recognised() {
-        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR").to_string() + "/target").unwrap();
+        let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
+        std::fs::create_dir_all(target).unwrap();
+        let dir = tempfile::tempdir_in(target).unwrap();
         let path = dir.path().join("a");
         std::fs::write(&path, vec![1u8; 8192]).unwrap();
         let direct = open_direct(&path).unwrap();

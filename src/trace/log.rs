@@ -43,6 +43,20 @@ pub enum TraceError {
         /// What and where.
         reason: String,
     },
+    /// A row of a file is wrong.
+    #[error("{}:{line}: {}{reason}", path.display(), column_of(*column, name))]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: u64,
+        /// Column, from 1; 0 = the whole line.
+        column: usize,
+        /// Name of the column, where it has one.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// A newer program wrote it.
     #[error("{}: trace version {seen}, this program reads up to {TRACE_VERSION}; use a newer argodrive", path.display())]
     Version {
@@ -66,6 +80,14 @@ pub enum TraceError {
         /// Barriers that fit.
         barrier_capacity: usize,
     },
+}
+
+fn column_of(column: usize, name: &str) -> String {
+    match (column, name) {
+        (0, _) => String::new(),
+        (column, "") => format!("column {column}: "),
+        (column, name) => format!("column {column} `{name}`: "),
+    }
 }
 
 /// Events of a run, in memory of a fixed size.
@@ -173,6 +195,21 @@ pub struct TraceHeader {
     pub barriers: Vec<Column>,
     /// The drives of the run.
     pub drives: Vec<TraceDrive>,
+    /// Where it came from, if another program measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<Imported>,
+}
+
+/// A trace of another program, and what had to be assumed to read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Imported {
+    /// Its format.
+    pub format: String,
+    /// Its files.
+    pub files: Vec<PathBuf>,
+    /// What it does not say, and what was taken instead; what was left out.
+    pub assumptions: Vec<String>,
 }
 
 impl TraceHeader {
@@ -187,6 +224,7 @@ impl TraceHeader {
             reads: columns(&READ_COLUMNS),
             barriers: columns(&BARRIER_COLUMNS),
             drives,
+            imported: None,
         }
     }
 }
@@ -251,10 +289,15 @@ pub fn write(folder: &Path, header: &TraceHeader, buffer: &TraceBuffer) -> Resul
     std::fs::create_dir_all(folder).map_err(fail(folder))?;
     write_rows(&folder.join(READS_FILE), &READ_COLUMNS, buffer.reads())?;
     write_rows(&folder.join(BARRIERS_FILE), &BARRIER_COLUMNS, buffer.barriers())?;
+    write_header(folder, header)
+}
+
+/// Writes `trace.json` of a folder; the last thing to be written.
+pub fn write_header(folder: &Path, header: &TraceHeader) -> Result<(), TraceError> {
     let path = folder.join(TRACE_FILE);
     let json = serde_json::to_vec_pretty(header)
         .map_err(|e| TraceError::Syntax { path: path.clone(), reason: e.to_string() })?;
-    durable::write_atomic(&path, &json).map_err(fail(&path))
+    durable::write_atomic(&path, &json).map_err(|source| TraceError::Io { path, source })
 }
 
 /// Reads `trace.json` of a folder.

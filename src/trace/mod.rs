@@ -3,3 +3,5 @@
 
 pub mod events;
 pub mod log;
+pub mod rows;
+pub mod stream;

@@ -13,8 +13,10 @@ pub mod scalar;
 #[cfg(test)]
 mod tests;
 
+use crate::knob::{self, Knob};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Weight rows that are widened together; `wide` buffers hold this many rows.
 pub const WIDE_ROWS: usize = 4;
@@ -48,6 +50,9 @@ impl KernelIsa {
             KernelIsa::Avx2 => false,
         }
     }
+
+    /// Every instruction set that kernels are written for.
+    pub const ALL: [KernelIsa; 2] = [KernelIsa::Scalar, KernelIsa::Avx2];
 
     /// The name that records carry.
     pub fn name(self) -> &'static str {
@@ -162,9 +167,17 @@ pub struct KdaInputs<'a> {
 }
 
 /// The kernels of one instruction set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Kernels {
     isa: KernelIsa,
+    calls: KernelCalls,
+}
+
+/// Matrix products by the code that computed them.
+#[derive(Debug, Default)]
+struct KernelCalls {
+    scalar: AtomicU64,
+    avx2: AtomicU64,
 }
 
 /// Calls the same function of the module that belongs to the instruction set.
@@ -182,7 +195,15 @@ macro_rules! dispatch {
 impl Kernels {
     /// The kernels of `isa`, or `None` where this processor does not run them.
     pub fn new(isa: KernelIsa) -> Option<Self> {
-        isa.is_available().then_some(Self { isa })
+        isa.is_available().then(|| Self { isa, calls: KernelCalls::default() })
+    }
+
+    /// Matrix products that the code of `isa` has computed so far.
+    pub fn calls(&self, isa: KernelIsa) -> u64 {
+        match isa {
+            KernelIsa::Scalar => self.calls.scalar.load(Ordering::Relaxed),
+            KernelIsa::Avx2 => self.calls.avx2.load(Ordering::Relaxed),
+        }
     }
 
     /// The instruction set in use.
@@ -201,7 +222,19 @@ impl Kernels {
         while first < x.count {
             let count = block.min(x.count - first);
             let part = Rows { data: &x.data[first * x.stride..], stride: x.stride, count };
-            dispatch!(self, matmul(m, part, &mut y[first * y_stride..], y_stride, wide));
+            let y = &mut y[first * y_stride..];
+            match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                KernelIsa::Avx2 if !knob::skipped(Knob::Kernels) => {
+                    self.calls.avx2.fetch_add(1, Ordering::Relaxed);
+                    // SAFETY: a `Kernels` with `Avx2` exists only where `is_available` found AVX2 and FMA.
+                    unsafe { avx2::matmul(m, part, y, y_stride, wide) };
+                }
+                _ => {
+                    self.calls.scalar.fetch_add(1, Ordering::Relaxed);
+                    scalar::matmul(m, part, y, y_stride, wide);
+                }
+            }
             first += count;
         }
     }

@@ -1,0 +1,364 @@
+//! The configuration of a run: each layer's options in one TOML file (or the `config` of an earlier record), then flags
+//! on top. No environment variables. A key that does not exist is an error that names it and the nearest one that does.
+
+use crate::decode::KernelIsa;
+use crate::decode::generate::DEFAULT_PIECE_ROWS;
+use crate::decode::sampler::SamplerOptions;
+use crate::knob::Knob;
+use crate::reader::ReaderOptions;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Largest configuration or record that is read.
+const MAX_CONFIG_BYTES: u64 = 64 << 20;
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("--config {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It does not parse, or a key does not exist.
+    #[error("--config {}: {reason}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two settings cannot go together, or one is missing.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+/// How the model is run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelOptions {
+    /// `auto`, `scalar` or `avx2`.
+    pub kernels: String,
+    /// Prompt rows fed in one pass.
+    pub prefill_rows: usize,
+    /// Most tokens of text; 0 is what the model was made for.
+    pub max_context: usize,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self { kernels: "auto".into(), prefill_rows: DEFAULT_PIECE_ROWS, max_context: 0 }
+    }
+}
+
+impl ModelOptions {
+    /// The kernels asked for; `None` is the best that the CPU has.
+    pub fn isa(&self) -> Result<Option<KernelIsa>, ConfigError> {
+        match self.kernels.as_str() {
+            "auto" => Ok(None),
+            name => name.parse().map(Some).map_err(|e| ConfigError::Contradiction(format!("kernels: {e}, or auto"))),
+        }
+    }
+}
+
+/// Everything that decides what a run does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// The store.
+    pub store: PathBuf,
+    /// The plan; without one the store itself is the one drive.
+    pub plan: Option<PathBuf>,
+    /// The drives, if not where the plan says.
+    pub drives: Option<PathBuf>,
+    /// Hold every expert in memory.
+    pub resident: bool,
+    /// Where every read and barrier is written.
+    pub trace: Option<PathBuf>,
+    /// The prompt.
+    pub prompt: Option<String>,
+    /// A file with the prompt.
+    pub prompt_file: Option<PathBuf>,
+    /// Recognise special tokens in the prompt.
+    pub special: bool,
+    /// Most tokens to generate.
+    pub max_new: usize,
+    /// Settings that must be proved for the run to count; empty = those that were given.
+    pub under_test: Vec<String>,
+    /// How tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// How the model is run.
+    pub model: ModelOptions,
+    /// How experts are read.
+    pub reader: ReaderOptions,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            store: PathBuf::new(),
+            plan: None,
+            drives: None,
+            resident: false,
+            trace: None,
+            prompt: None,
+            prompt_file: None,
+            special: false,
+            max_new: 256,
+            under_test: Vec::new(),
+            sampler: SamplerOptions::default(),
+            model: ModelOptions::default(),
+            reader: ReaderOptions::default(),
+        }
+    }
+}
+
+/// A configuration and the knobs that somebody set in it.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The values.
+    pub config: RunConfig,
+    /// Knobs that a file or a flag gave, as opposed to defaults.
+    pub given: BTreeSet<Knob>,
+    /// Tokens and plan of the record that this repeats, if it repeats one.
+    pub repeats: Option<Repeated>,
+}
+
+/// What a repeated run must give again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repeated {
+    /// Hash of the tokens.
+    pub token_hash: String,
+    /// Hash of the plan.
+    pub plan_hash: String,
+}
+
+impl Asked {
+    /// Reads a TOML file, or the configuration inside a record (a file ending in `.json`).
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let io = |source| ConfigError::Io { path: path.to_path_buf(), source };
+        let syntax = |reason: String| ConfigError::Syntax { path: path.to_path_buf(), reason };
+        let len = std::fs::metadata(path).map_err(io)?.len();
+        if len > MAX_CONFIG_BYTES {
+            return Err(syntax(format!("{len} bytes; a configuration has at most {MAX_CONFIG_BYTES}")));
+        }
+        let text = std::fs::read_to_string(path).map_err(io)?;
+        if path.extension().is_some_and(|e| e == "json") {
+            return Self::from_record(&text).map_err(syntax);
+        }
+        let table: toml::Table = toml::from_str(&text).map_err(|e| syntax(e.to_string()))?;
+        let config = toml::from_str(&text).map_err(|e| syntax(with_nearest(&e.to_string())))?;
+        let mut given = BTreeSet::new();
+        collect_given(&table, &mut given);
+        Ok(Self { config, given, repeats: None })
+    }
+
+    fn from_record(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let Head { version } = serde_json::from_str(text).map_err(|e| format!("not a run record: {e}"))?;
+        if version > super::record::RECORD_VERSION {
+            return Err(format!("record version {version} was written by a newer argodrive; use that one"));
+        }
+        let record: super::record::RunRecord =
+            serde_json::from_str(text).map_err(|e| with_nearest(&format!("not a run record: {e}")))?;
+        let given = record.given.iter().filter_map(|n| Knob::named(n)).collect();
+        let repeats = Repeated { token_hash: record.token_hash, plan_hash: record.plan_hash };
+        Ok(Self { config: record.config, given, repeats: Some(repeats) })
+    }
+
+    /// Settings that cannot go together, or that could do nothing, found before anything is opened.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.config.check()?;
+        let reading = [
+            Knob::Dispatch,
+            Knob::Split,
+            Knob::Hedge,
+            Knob::Engine,
+            Knob::Sqpoll,
+            Knob::QueueDepth,
+            Knob::BufferBytes,
+            Knob::Direct,
+            Knob::VerifyDigests,
+            Knob::ReadTimeout,
+        ];
+        match reading.iter().find(|k| self.config.resident && self.given.contains(k)) {
+            Some(knob) => Err(ConfigError::Contradiction(format!(
+                "resident reads no drive, so {} would do nothing; leave one of them out",
+                knob.name()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Knobs that must be proved: those of `under_test`, else the given ones.
+    pub fn under_test(&self) -> Result<BTreeSet<Knob>, ConfigError> {
+        if self.config.under_test.is_empty() {
+            return Ok(self.given.clone());
+        }
+        let find = |name: &String| {
+            Knob::named(name).ok_or_else(|| {
+                let names: Vec<&str> = Knob::ALL.iter().map(|k| k.name()).collect();
+                let hint = nearest(name, &names).map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
+                ConfigError::Contradiction(format!("under_test names `{name}`, which is no setting{hint}"))
+            })
+        };
+        self.config.under_test.iter().map(find).collect()
+    }
+}
+
+impl RunConfig {
+    /// Settings that cannot go together, found before anything is opened.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let no = |what: &str| Err(ConfigError::Contradiction(what.into()));
+        let s = &self.sampler;
+        if self.store.as_os_str().is_empty() {
+            return no("no store: give --store or `store` in the configuration");
+        }
+        if self.resident && (self.plan.is_some() || self.drives.is_some() || self.trace.is_some()) {
+            return no("resident holds every expert in memory; it goes with no plan, drives or trace");
+        }
+        if self.plan.is_none() && self.drives.is_some() {
+            return no("--drives goes with --plan; make one with `argodrive plan`");
+        }
+        if self.prompt.as_deref() == Some("") {
+            return no("the prompt is empty; give --prompt or --prompt-file some text");
+        }
+        match (&self.prompt, &self.prompt_file) {
+            (None, None) => return no("no prompt: give --prompt or --prompt-file"),
+            (Some(_), Some(_)) => return no("--prompt and --prompt-file are both given; one is enough"),
+            _ => {}
+        }
+        if s.temperature == 0.0 && (s.top_p != 1.0 || s.top_k != 0 || s.seed != 0) {
+            return no(
+                "--top-p, --top-k and --seed do nothing at --temperature 0 (the most likely token); give a temperature above 0",
+            );
+        }
+        if self.model.prefill_rows == 0 {
+            return no("--prefill-rows must be at least 1");
+        }
+        if self.max_new == 0 {
+            return no("--max-new must be at least 1");
+        }
+        s.validate().map_err(|e| ConfigError::Contradiction(e.to_string()))?;
+        self.model.isa()?;
+        self.reader.check().map_err(|e| ConfigError::Contradiction(e.to_string()))
+    }
+
+    /// The prompt's text.
+    pub fn prompt_text(&self) -> Result<String, ConfigError> {
+        if let Some(text) = &self.prompt {
+            return Ok(text.clone());
+        }
+        let path = self.prompt_file.clone().unwrap_or_default();
+        let fault = |reason: String| ConfigError::Contradiction(format!("--prompt-file {}: {reason}", path.display()));
+        let bytes = std::fs::read(&path).map_err(|e| fault(e.to_string()))?;
+        String::from_utf8(bytes).map_err(|e| fault(format!("not UTF-8 (byte {})", e.utf8_error().valid_up_to())))
+    }
+}
+
+/// Knobs that a table (and the tables in it) sets.
+fn collect_given(table: &toml::Table, given: &mut BTreeSet<Knob>) {
+    for (key, value) in table {
+        match (value, key.as_str()) {
+            (toml::Value::Table(inner), _) => collect_given(inner, given),
+            (_, "plan" | "drives") => {
+                given.insert(Knob::Layout);
+            }
+            _ => given.extend(Knob::named(key)),
+        }
+    }
+}
+
+/// Adds "did you mean" to serde's message about an unknown key.
+fn with_nearest(message: &str) -> String {
+    let Some((_, rest)) = message.split_once("unknown field `") else { return message.trim_end().to_string() };
+    let mut quoted = rest.split('`');
+    let unknown = quoted.next().unwrap_or_default();
+    let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
+    match nearest(unknown, &known) {
+        Some(best) => format!("{}; did you mean `{best}`?", message.trim_end()),
+        None => message.trim_end().to_string(),
+    }
+}
+
+/// The known name with the fewest edits from `word`, if it is close enough to be meant.
+pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let best = known.iter().map(|k| (edits(word, k), *k)).min()?;
+    (best.0 <= word.len().max(best.1.len()).div_ceil(3)).then_some(best.1)
+}
+
+/// Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Asked, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, text).unwrap();
+        Asked::load(&path)
+    }
+
+    #[test]
+    fn given_knobs_are_those_in_the_file() {
+        let asked = load("store = \"s\"\nplan = \"p\"\nprompt = \"x\"\n[reader]\nqueue_depth = 2\n").unwrap();
+        assert_eq!(asked.given, BTreeSet::from([Knob::Layout, Knob::QueueDepth]));
+        assert_eq!(asked.config.reader.queue_depth, 2);
+        assert_eq!(asked.config.max_new, RunConfig::default().max_new);
+    }
+
+    #[test]
+    fn a_typo_names_the_knob_and_the_nearest_one() {
+        let e = load("[reader]\nqueue_dpth = 2\n").unwrap_err().to_string();
+        assert!(e.contains("queue_dpth") && e.contains("did you mean `queue_depth`?"), "{e}");
+        let e = load("max_nwe = 2\n").unwrap_err().to_string();
+        assert!(e.contains("did you mean `max_new`?"), "{e}");
+        let asked = load("under_test = [\"dispach\"]").unwrap();
+        assert!(asked.under_test().unwrap_err().to_string().contains("did you mean `dispatch`?"));
+    }
+
+    #[test]
+    fn contradictions_are_found_before_anything_opens() {
+        let check = |text: &str| load(text).unwrap().config.check().unwrap_err().to_string();
+        let base = "store = \"s\"\nprompt = \"x\"\n";
+        assert!(check("prompt = \"x\"").contains("--store"));
+        assert!(check("store = \"s\"").contains("--prompt"));
+        assert!(check(&format!("{base}resident = true\nplan = \"p\"")).contains("resident"));
+        assert!(check(&format!("{base}[sampler]\ntop_p = 0.5")).contains("--temperature"));
+        assert!(check(&format!("{base}[model]\nkernels = \"avx9\"")).contains("avx9"));
+        assert!(check(&format!("{base}[reader]\nqueue_depth = 0")).contains("queue depth"));
+        assert!(check(&format!("{base}max_new = 0")).contains("--max-new"));
+        assert!(load(base).unwrap().config.check().is_ok());
+    }
+
+    #[test]
+    fn a_config_survives_toml_and_json() {
+        let config = RunConfig { store: "s".into(), prompt: Some("p".into()), ..RunConfig::default() };
+        let back: RunConfig = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(back, config);
+        let back: RunConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+        assert_eq!(back, config);
+    }
+}

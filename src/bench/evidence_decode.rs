@@ -1,0 +1,150 @@
+//! Evidence for the settings of decoding: where experts are, kernels, limits, sampling, trace.
+
+use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
+use crate::decode::KernelIsa;
+use crate::decode::generate::StopReason;
+use crate::decode::sampler::SamplerState;
+
+/// On: memory handed experts out and no drive was read. Off: memory handed out nothing.
+pub(super) fn resident(case: &Case<'_>, asked: bool) -> Judged {
+    let reads: u64 = case.seen.reader.iter().flat_map(|c| &c.drives).map(|d| d.reads).sum();
+    let leases = case.seen.resident_leases;
+    let seen = format!("{leases} experts from memory, {reads} from drives");
+    let verdict = match (asked, leases, reads) {
+        (true, 1.., 0) | (false, 0, _) => Verdict::Proved,
+        _ => Verdict::Contradicted,
+    };
+    (on_off(asked), verdict, seen)
+}
+
+/// Products were computed by the code of the instruction set asked for, and by no other.
+pub(super) fn kernels(case: &Case<'_>, asked: &str) -> Judged {
+    let wanted = asked.parse().unwrap_or_else(|_| KernelIsa::detect());
+    let calls = |isa: KernelIsa| case.seen.kernel_calls.iter().find(|(i, _)| *i == isa).map_or(0, |(_, n)| *n);
+    let others: u64 = KernelIsa::ALL.iter().filter(|i| **i != wanted).map(|&i| calls(i)).sum();
+    let text: Vec<String> = KernelIsa::ALL.iter().map(|&i| format!("{i} {}", calls(i))).collect();
+    let verdict = match (calls(wanted), others) {
+        (1.., 0) => Verdict::Proved,
+        (0, 0) => Verdict::Unverified,
+        _ => Verdict::Contradicted,
+    };
+    let asked = if asked == "auto" { format!("auto ({wanted})") } else { asked.to_string() };
+    (asked, verdict, format!("matrix products: {}", text.join(", ")))
+}
+
+/// A pass was that wide, and the prompt needed more than one.
+pub(super) fn prefill_rows(case: &Case<'_>, asked: usize) -> Judged {
+    let widest = case.seen.widest_rows;
+    let prompt = case.seen.generation.as_ref().map_or(0, |g| g.prompt_tokens as u64);
+    let asked_rows = asked as u64;
+    let verdict = limit(widest == asked_rows, prompt > asked_rows, widest > asked_rows);
+    let mut seen = format!("widest pass {widest} rows, prompt {prompt}");
+    if verdict == Verdict::Unverified && prompt <= asked_rows {
+        seen.push_str(": not binding");
+    }
+    (asked.to_string(), verdict, seen)
+}
+
+/// The text reached it and ended there.
+pub(super) fn max_context(case: &Case<'_>, asked: usize) -> Judged {
+    let used = case.seen.context_used;
+    let full = case.seen.generation.as_ref().is_some_and(|g| g.stopped == StopReason::ContextFull);
+    if asked == 0 {
+        return ("the model's own".into(), Verdict::Unverified, format!("{used} tokens used"));
+    }
+    let verdict = limit(used == asked as u64, full, used > asked as u64);
+    let mut seen = format!("{used} tokens used");
+    if verdict == Verdict::Unverified {
+        seen.push_str(": not binding");
+    }
+    (asked.to_string(), verdict, seen)
+}
+
+/// So many tokens were generated and the text ended for that reason.
+pub(super) fn max_new(case: &Case<'_>, asked: usize) -> Judged {
+    let Some(g) = &case.seen.generation else {
+        return (asked.to_string(), Verdict::Unverified, "nothing was generated".into());
+    };
+    let count = g.token_ids.len();
+    let ended = g.stopped == StopReason::MaxNew;
+    let verdict = limit(count == asked, ended, count > asked);
+    let mut seen = format!("{count} tokens");
+    if verdict == Verdict::Unverified {
+        seen.push_str(", ended earlier: not binding");
+    }
+    (asked.to_string(), verdict, seen)
+}
+
+/// Above 0 every token was drawn; at 0 none.
+pub(super) fn temperature(case: &Case<'_>, asked: f32) -> Judged {
+    let s = &case.seen.sampler;
+    let verdict = match asked > 0.0 {
+        true if s.tokens == 0 => Verdict::Unverified,
+        true => switch(true, s.drawn == s.tokens),
+        false => switch(false, s.drawn > 0),
+    };
+    let seen = format!("{} of {} tokens drawn, {} not the most likely", s.drawn, s.tokens, s.not_greedy);
+    (asked.to_string(), verdict, seen)
+}
+
+fn filter(asked: String, on: bool, cuts: u64, draws: u64) -> Judged {
+    let verdict = match (on, cuts) {
+        (true, 1..) | (false, 0) => Verdict::Proved,
+        (true, 0) => Verdict::Unverified,
+        (false, _) => Verdict::Contradicted,
+    };
+    let mut seen = format!("cut candidates in {cuts} of {draws} draws");
+    if verdict == Verdict::Unverified {
+        seen.push_str(": not binding");
+    }
+    (asked, verdict, seen)
+}
+
+/// It removed candidates.
+pub(super) fn top_p(case: &Case<'_>, asked: f32) -> Judged {
+    let on = asked < 1.0;
+    let s = &case.seen.sampler;
+    filter(if on { asked.to_string() } else { "off".into() }, on, s.cut_by_top_p, s.drawn)
+}
+
+/// It removed candidates.
+pub(super) fn top_k(case: &Case<'_>, asked: u32) -> Judged {
+    let on = asked > 0;
+    let s = &case.seen.sampler;
+    filter(if on { asked.to_string() } else { "off".into() }, on, s.cut_by_top_k, s.drawn)
+}
+
+/// The generator stood where the seed puts it when the first token was drawn.
+pub(super) fn seed(case: &Case<'_>, asked: u64) -> Judged {
+    let s = &case.seen.sampler;
+    if s.drawn == 0 {
+        return (asked.to_string(), Verdict::Unverified, "nothing was drawn".into());
+    }
+    let same = s.first_words == SamplerState::seeded(asked).words;
+    let seen = if same { "the first draw came from this seed" } else { "the first draw came from another seed" };
+    (asked.to_string(), switch(true, same), seen.into())
+}
+
+/// On: the prompt held special tokens. Off: it held none.
+pub(super) fn special(case: &Case<'_>, asked: bool) -> Judged {
+    let count = case.seen.prompt_control_tokens;
+    let verdict = match (asked, count) {
+        (true, 0) => Verdict::Unverified,
+        (true, _) | (false, 0) => Verdict::Proved,
+        (false, _) => Verdict::Contradicted,
+    };
+    (on_off(asked), verdict, format!("{count} special tokens in the prompt"))
+}
+
+/// On: reads and barriers were written. Off: nothing was.
+pub(super) fn trace(case: &Case<'_>, asked: bool) -> Judged {
+    let (verdict, seen) = match (asked, case.seen.traced) {
+        (true, Some((reads @ 1.., barriers @ 1..))) => {
+            (Verdict::Proved, format!("{reads} reads and {barriers} barriers written"))
+        }
+        (true, _) => (Verdict::Contradicted, "nothing was written".into()),
+        (false, None) => (Verdict::Proved, "nothing written".into()),
+        (false, Some((reads, _))) => (Verdict::Contradicted, format!("{reads} reads were traced")),
+    };
+    (on_off(asked), verdict, seen)
+}

@@ -1,0 +1,123 @@
+//! What a run really did, gathered from the counters of the code that did it: the facts that `evidence` judges. Nothing
+//! here is taken from the configuration.
+
+use crate::decode::generate::Generation;
+use crate::decode::sampler::SamplerCounters;
+use crate::decode::{Decoder, KernelIsa};
+use crate::drive::spec::DriveSpec;
+use crate::ids::{DriveId, Extent};
+use crate::layout::plan::Plan;
+use crate::reader::ReaderCounters;
+use crate::store::manifest::{DriveManifest, drive_folder};
+use crate::sys::cache::drop_file;
+use crate::sys::cachestat::residency;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+/// Experts sampled on each drive for residency.
+const SAMPLES_PER_DRIVE: usize = 64;
+
+/// Facts of one run.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// The reader's counters; `None` when nothing streamed.
+    pub reader: Option<ReaderCounters>,
+    /// Experts that a memory source handed out.
+    pub resident_leases: u64,
+    /// Residency of the sampled extents before and after, where it could be measured.
+    pub residency: Option<(Residency, Residency)>,
+    /// Matrix products by the instruction set whose code computed them.
+    pub kernel_calls: Vec<(KernelIsa, u64)>,
+    /// Rows of the widest pass.
+    pub widest_rows: u64,
+    /// Tokens of text that the session held at the end.
+    pub context_used: u64,
+    /// Control tokens in the prompt, a leading beginning-of-text not counted.
+    pub prompt_control_tokens: u64,
+    /// What the sampler did.
+    pub sampler: SamplerCounters,
+    /// Tokens and times.
+    pub generation: Option<Generation>,
+    /// Reads and barriers that were written as a trace; `None` when there was no trace.
+    pub traced: Option<(u64, u64)>,
+}
+
+/// Page-cache residency of a sample of the extents that a run reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Residency {
+    /// Bytes that were in the page cache.
+    pub resident_bytes: u64,
+    /// Bytes that were asked about.
+    pub asked_bytes: u64,
+}
+
+impl Residency {
+    /// Share of the sample that was in the page cache.
+    pub fn share(&self) -> f64 {
+        if self.asked_bytes == 0 { 0.0 } else { self.resident_bytes as f64 / self.asked_bytes as f64 }
+    }
+}
+
+/// The sampled extents of a run's drives.
+pub struct ResidencySample {
+    files: Vec<(File, Vec<Extent>)>,
+    /// The youngest file's age in seconds, where file times could be read.
+    pub youngest_file_s: Option<u64>,
+}
+
+impl ResidencySample {
+    /// Opens the files that `plan` reads and picks extents evenly over each drive. Drops their pages first, so that a
+    /// run starts as cold as this kernel allows; what [`ResidencySample::measure`] then says is the proof.
+    pub fn open(plan: &Plan, mounts: &[DriveSpec]) -> Option<Self> {
+        let mut files: BTreeMap<PathBuf, (File, Vec<Extent>)> = BTreeMap::new();
+        for (index, mount) in (0u8..).zip(mounts) {
+            let folder = drive_folder(&mount.path, &plan.model_id);
+            let manifest = DriveManifest::open(&folder).ok()?;
+            let planned: Vec<_> = plan.on_drive(DriveId(index)).collect();
+            let step = planned.len().div_ceil(SAMPLES_PER_DRIVE).max(1);
+            for (at, (layer, expert)) in planned.into_iter().enumerate() {
+                let (name, extent) = manifest.locate(layer, manifest.find(layer, expert)?);
+                let path = folder.join(name);
+                let entry = match files.entry(path) {
+                    std::collections::btree_map::Entry::Occupied(e) => e.into_mut(),
+                    std::collections::btree_map::Entry::Vacant(e) => {
+                        let file = File::open(e.key()).ok()?;
+                        drop_file(&file).ok()?;
+                        e.insert((file, Vec::new()))
+                    }
+                };
+                if at % step == 0 {
+                    entry.1.push(extent);
+                }
+            }
+        }
+        let age = |file: &File| {
+            let written = file.metadata().and_then(|m| m.modified()).ok()?;
+            SystemTime::now().duration_since(written).ok().map(|d| d.as_secs())
+        };
+        let youngest_file_s = files.values().filter_map(|(file, _)| age(file)).min();
+        Some(Self { files: files.into_values().collect(), youngest_file_s })
+    }
+
+    /// Residency now; `None` where the kernel does not tell.
+    pub fn measure(&self) -> Option<Residency> {
+        let mut sum = Residency::default();
+        for (file, extents) in &self.files {
+            for &extent in extents {
+                let r = residency(file, extent).ok()?;
+                sum.resident_bytes += r.resident_bytes;
+                sum.asked_bytes += r.asked_bytes;
+            }
+        }
+        Some(sum)
+    }
+}
+
+/// How many products each instruction set's code has computed.
+pub fn kernel_calls(decoder: &Decoder) -> Vec<(KernelIsa, u64)> {
+    KernelIsa::ALL.iter().map(|&isa| (isa, decoder.kernel_calls(isa))).collect()
+}

@@ -1,0 +1,380 @@
+//! The tables of `trace report`, 80 columns wide.
+
+use super::super::WIDTH;
+use crate::ids::DriveId;
+use crate::replay::groups::{BarrierRow, DriveRow, share};
+use crate::replay::rates::HomesFrom;
+use crate::replay::summary::{GapRow, Summary};
+use crate::replay::verdict::{Bound, NOT_BOUND_SHARE, Verdict};
+use crate::replay::windows::WindowRow;
+use crate::report::table::{Align, Table};
+use crate::report::units::{bytes, duration, percent, rate};
+use crate::trace::log::{TraceDrive, TraceHeader};
+use crate::trace::stream::{PURPOSES, word_of};
+use std::fmt::Write;
+
+/// Layers listed in full; with more of them, those that waited longest.
+const MAX_LAYERS: usize = 24;
+
+/// Name of a drive.
+pub fn name(drives: &[TraceDrive], id: DriveId) -> String {
+    drives.get(id.index()).map_or_else(|| format!("drive {}", id.0), |d| d.name.clone())
+}
+
+/// The verdict in a sentence.
+pub fn verdict_sentence(verdict: &Verdict, drives: &[TraceDrive]) -> String {
+    let waits = percent(verdict.share(verdict.stall_ns()));
+    let without = format!("without any wait it would run {:.2} times as fast", verdict.ceiling);
+    match (verdict.bound, verdict.drive) {
+        (Bound::NotStorage, _) => format!(
+            "not storage-bound: decoding waited {waits} of its time (below {:.0} %); {without}",
+            NOT_BOUND_SHARE * 100.0
+        ),
+        (Bound::OneDrive, Some(drive)) => format!(
+            "bound by one drive: {waits} of the time was waiting, mostly for the last drive alone, most often `{}` ({}); \
+             {without}",
+            name(drives, drive),
+            percent(verdict.share(verdict.drive_ns))
+        ),
+        (Bound::Latency, _) => {
+            format!(
+                "bound by latency and queueing: {waits} of the time was waiting, mostly before bytes flow; {without}"
+            )
+        }
+        _ => format!("bound by all drives together: {waits} of the time was waiting for bytes; {without}"),
+    }
+}
+
+/// The whole report.
+pub fn render(summary: &Summary, header: &TraceHeader, top: usize) -> String {
+    let mut out = String::new();
+    let all = &summary.all;
+    let emulated = header.drives.iter().any(|d| d.emulated);
+    let mut line = |text: &str| {
+        let _ = writeln!(out, "{text}");
+    };
+    line(&wrapped(&format!(
+        "{} barriers, {} waited for a drive, {} ties; {} drives{}; {} of reads",
+        all.barriers,
+        all.waited,
+        all.ties,
+        header.drives.len(),
+        if emulated { " (EMULATED)" } else { "" },
+        duration(summary.span_ns),
+    )));
+    if let Some(imported) = &header.imported {
+        line(&format!("imported from {}; assumed:", imported.format));
+        imported.assumptions.iter().for_each(|a| line(&wrapped(&format!("- {a}"))));
+    }
+    if summary.skipped_rows > 0 {
+        line(&format!("left out: {} rows with faults", summary.skipped_rows));
+    }
+    if summary.disagreements > 0 {
+        line(&wrapped(&format!(
+            "{} barriers whose record names another drive or cause than their reads show",
+            summary.disagreements
+        )));
+    }
+    let _ = writeln!(out);
+    verdict(&mut out, summary, header);
+    drives(&mut out, &summary.drives);
+    if all.barriers > 0 {
+        causes(&mut out, summary);
+        barriers(&mut out, "phase", &summary.phases, header);
+        barriers(&mut out, "width", &summary.widths, header);
+        layers(&mut out, summary, header);
+        gaps(&mut out, &summary.top_gaps, top);
+    }
+    out
+}
+
+fn verdict(out: &mut String, summary: &Summary, header: &TraceHeader) {
+    let Some(v) = &summary.verdict else {
+        let _ = writeln!(out, "no verdict: the trace has no barriers of decoding\n");
+        return;
+    };
+    let mut table =
+        Table::new([("where the time of decoding went", Align::Left), ("", Align::Right), ("share", Align::Right)]);
+    let mut row = |what: &str, ns: u64| {
+        table.row([what.to_owned(), duration(ns), percent(v.share(ns))]);
+    };
+    row("compute (nothing was waited for)", v.compute_ns);
+    row("storage: all drives together", v.all_drives_ns);
+    row("storage: the last drive alone", v.one_drive_ns);
+    row(
+        if v.latency_known { "storage: latency and queueing" } else { "storage: queueing (fixed costs unknown)" },
+        v.latency_ns,
+    );
+    row("wall time, first open to last close", v.wall_ns);
+    let _ = writeln!(out, "{}{}\n", table.render(WIDTH), wrapped(&verdict_sentence(v, &header.drives)));
+    for fit in summary.fitted.iter().filter(|_| summary.homes_from.is_none()) {
+        let text = format!(
+            "`{}` behaved like {} after {} (fitted to its part of each barrier)",
+            fit.drive,
+            rate(fit.bytes_per_s),
+            duration(fit.fixed_ns)
+        );
+        let _ = writeln!(out, "{}", wrapped(&text));
+    }
+    if let Some(from) = summary.homes_from {
+        let text = match from {
+            HomesFrom::Plan => "* lower bounds of the mean wait; the layout's takes the homes of the plan",
+            HomesFrom::Trace => {
+                "* lower bounds of the mean wait; the layout's takes as homes the drives that served an expert in this \
+                 trace; the plan may have more (--plan), and then the true bound is lower"
+            }
+        };
+        let _ = writeln!(out, "{}", wrapped(text));
+    }
+    if !summary.fitted.is_empty() || summary.homes_from.is_some() {
+        out.push('\n');
+    }
+}
+
+/// Lines of at most 80 columns; an item (`- ...`) is indented.
+fn wrapped(text: &str) -> String {
+    let indent = if text.starts_with("- ") { 2 } else { 0 };
+    let mut out = " ".repeat(indent);
+    let (mut used, mut left) = (indent, indent);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > left && used + 1 + length > WIDTH {
+            left = 2 * indent;
+            out.push('\n');
+            out.push_str(&" ".repeat(left));
+            used = left;
+        }
+        if used > left {
+            out.push(' ');
+            used += 1;
+        }
+        out.push_str(word);
+        used += length;
+    }
+    out
+}
+
+fn drives(out: &mut String, rows: &[DriveRow]) {
+    let right = |title| (title, Align::Right);
+    let mut table = Table::new([
+        ("drive", Align::Left),
+        ("for", Align::Left),
+        right("reads"),
+        right("bytes"),
+        right("queue"),
+        right("service"),
+        right("p99"),
+        right("failed"),
+        right("wasted"),
+    ]);
+    for r in rows.iter().filter(|r| r.reads + r.failed > 0) {
+        table.row([
+            r.drive.clone(),
+            word_of(&PURPOSES, r.purpose).to_owned(),
+            r.reads.to_string(),
+            bytes(r.bytes),
+            duration(r.queue.mean_ns),
+            duration(r.service.mean_ns),
+            duration(r.service.p99_ns),
+            r.failed.to_string(),
+            r.wasted.to_string(),
+        ]);
+    }
+    let _ = writeln!(
+        out,
+        "{}means; queue = queued to submitted; service, p99 = submitted to completed\n",
+        table.render(WIDTH)
+    );
+    if rows.iter().all(|r| r.landed_last + r.tied == 0) {
+        return;
+    }
+    let mut table = Table::new([
+        ("landed last", Align::Left),
+        ("for", Align::Left),
+        right("barriers"),
+        right("share"),
+        right("ties"),
+        right("alone"),
+        right("gap p50"),
+        right("p90"),
+        right("total"),
+    ]);
+    for r in rows.iter().filter(|r| r.reads > 0) {
+        table.row([
+            r.drive.clone(),
+            word_of(&PURPOSES, r.purpose).to_owned(),
+            r.landed_last.to_string(),
+            percent(r.landed_last_share),
+            r.tied.to_string(),
+            r.alone.to_string(),
+            duration(r.gap.p50_ns),
+            duration(r.gap.p90_ns),
+            duration(r.gap.total_ns),
+        ]);
+    }
+    let text = "share = of the barriers that waited; a tie is nobody's; alone = no other drive delivered after open; \
+                gap = behind the next-to-last drive";
+    let _ = writeln!(out, "{}{}\n", table.render(WIDTH), wrapped(text));
+}
+
+fn causes(out: &mut String, summary: &Summary) {
+    let mut table = Table::new([
+        ("why the last read was last", Align::Left),
+        ("barriers", Align::Right),
+        ("share", Align::Right),
+        ("wait", Align::Right),
+        ("gap to next drive", Align::Right),
+    ]);
+    for c in &summary.causes {
+        table.row([
+            c.cause.to_owned(),
+            c.barriers.to_string(),
+            percent(share(c.barriers, summary.all.barriers)),
+            duration(c.wait_ns),
+            duration(c.gap_drive_ns),
+        ]);
+    }
+    let _ = writeln!(out, "{}", table.render(WIDTH));
+    let a = &summary.all;
+    let text = format!(
+        "wait {} = {} before the last read was queued + {} in the queue + {} at the drive; gap to the next drive {}, to \
+         the next read {}",
+        duration(a.wait_ns),
+        duration(a.before_ns),
+        duration(a.queue_ns),
+        duration(a.service_ns),
+        duration(a.gap_drive.total_ns),
+        duration(a.gap_read.total_ns)
+    );
+    let _ = writeln!(out, "{}\n", wrapped(&text));
+}
+
+fn barriers(out: &mut String, title: &str, rows: &[BarrierRow], header: &TraceHeader) {
+    let bounded = rows.iter().any(|r| r.bounded > 0);
+    let mut columns = vec![
+        (title, Align::Left),
+        ("barriers", Align::Right),
+        ("mean wait", Align::Right),
+        ("gap p50", Align::Right),
+        ("p99", Align::Right),
+    ];
+    if bounded {
+        columns.extend([("layout*", Align::Right), ("drives*", Align::Right)]);
+    } else {
+        columns.push(("ties", Align::Right));
+    }
+    columns.push(("last mostly", Align::Left));
+    let mut table = Table::new(columns);
+    for r in rows {
+        let mut cells = vec![
+            r.group.clone(),
+            r.barriers.to_string(),
+            duration(r.wait_ns.checked_div(r.waited).unwrap_or(0)),
+            duration(r.gap_drive.p50_ns),
+            duration(r.gap_drive.p99_ns),
+        ];
+        if bounded {
+            let mean = |sum: Option<u64>| {
+                let mean = sum.and_then(|sum| sum.checked_div(r.bounded));
+                mean.map_or_else(|| "–".to_owned(), duration)
+            };
+            cells.extend([mean(r.bound_layout_ns), mean(r.bound_drives_ns)]);
+        } else {
+            cells.push(r.ties.to_string());
+        }
+        cells.push(most_often(r, header));
+        table.row(cells);
+    }
+    let _ = writeln!(out, "{}", table.render(WIDTH));
+}
+
+fn most_often(row: &BarrierRow, header: &TraceHeader) -> String {
+    let most = row.landed_last.iter().enumerate().max_by_key(|(d, n)| (**n, std::cmp::Reverse(*d)));
+    match most {
+        Some((drive, n)) if *n > 0 => {
+            format!("{} {}", name(&header.drives, DriveId(drive as u8)), percent(share(*n, row.waited)))
+        }
+        _ => "nobody".to_owned(),
+    }
+}
+
+fn layers(out: &mut String, summary: &Summary, header: &TraceHeader) {
+    let mut rows = summary.layers.clone();
+    let all = rows.len();
+    if all > MAX_LAYERS {
+        rows.sort_by_key(|r| std::cmp::Reverse(r.wait_ns));
+        rows.truncate(MAX_LAYERS);
+    }
+    barriers(out, "layer", &rows, header);
+    if all > MAX_LAYERS {
+        let _ = writeln!(out, "the {MAX_LAYERS} of {all} layers that waited longest; --json has all\n");
+    }
+}
+
+fn gaps(out: &mut String, rows: &[GapRow], top: usize) {
+    if rows.is_empty() || top == 0 {
+        return;
+    }
+    let bounded = rows.iter().any(|r| r.bound_drives_ns.is_some());
+    let mut columns = vec![("largest gaps", Align::Left), ("gap", Align::Right), ("wait", Align::Right)];
+    if !bounded {
+        columns.insert(2, ("to read", Align::Right));
+    } else {
+        columns.extend([("layout*", Align::Right), ("drives*", Align::Right)]);
+    }
+    columns.extend([("last", Align::Left), ("why", Align::Left)]);
+    let mut table = Table::new(columns);
+    let some = |ns: Option<u64>| ns.map_or_else(|| "–".to_owned(), duration);
+    for r in rows {
+        let at = format!("{} step {} L{}", r.barrier, r.step, r.layer);
+        let mut cells = vec![at, some(r.gap_drive_ns), duration(r.wait_ns)];
+        if !bounded {
+            cells.insert(2, some(r.gap_read_ns));
+        } else {
+            cells.extend([some(r.bound_layout_ns), some(r.bound_drives_ns)]);
+        }
+        cells.extend([r.last.clone().unwrap_or_default(), r.cause.to_owned()]);
+        table.row(cells);
+    }
+    let _ = writeln!(out, "{}", table.render(WIDTH));
+}
+
+/// The report of a trace that has only windows.
+pub fn render_windows(rows: &[WindowRow], header: &TraceHeader, left_out: u64) -> String {
+    let mut out = String::new();
+    if let Some(imported) = &header.imported {
+        let _ = writeln!(out, "imported from {}; assumed:", imported.format);
+        for assumption in &imported.assumptions {
+            let _ = writeln!(out, "{}", wrapped(&format!("- {assumption}")));
+        }
+        out.push('\n');
+    }
+    if left_out > 0 {
+        let _ = writeln!(out, "left out: {left_out} rows with faults\n");
+    }
+    let right = |title| (title, Align::Right);
+    let mut table = Table::new([
+        ("device", Align::Left),
+        ("drive", Align::Left),
+        right("windows"),
+        right("bytes"),
+        right("mean"),
+        right("peak"),
+        right("idle"),
+        right("read time"),
+    ]);
+    for r in rows {
+        table.row([
+            r.name.clone(),
+            r.drive.clone().unwrap_or_else(|| "unattributed".to_owned()),
+            r.windows.to_string(),
+            bytes(r.bytes),
+            rate(r.mean_bytes_per_s),
+            rate(r.peak_bytes_per_s),
+            r.idle_windows.to_string(),
+            r.mean_read_ms.map_or_else(|| "–".to_owned(), |ms| duration((ms * 1e6).round() as u64)),
+        ]);
+    }
+    let _ = write!(out, "{}", table.render(WIDTH));
+    out
+}

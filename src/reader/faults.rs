@@ -1,0 +1,138 @@
+//! When reads go wrong: silence, giving up, and the sentences that say where. The part of [`ExpertReader`] that no
+//! good run enters.
+
+use super::expert_reader::{ExpertReader, Part, Retry};
+use super::tally::Opened;
+use crate::ids::DriveId;
+use crate::source::SourceError;
+use crate::trace::events::{ReadEvent, ReadResult};
+
+/// Why a read brought nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Failure {
+    Short { bytes: u32 },
+    Digest,
+    Os { errno: i32 },
+}
+
+impl Failure {
+    /// No drive causes these: the request itself was wrong, and another copy would hide it.
+    pub fn is_our_bug(self) -> bool {
+        matches!(self, Self::Os { errno: libc::EINVAL | libc::EFAULT | libc::EBADF })
+    }
+}
+
+impl ExpertReader {
+    /// The expert in one piece.
+    pub(super) fn whole(&self) -> Part {
+        Part { part: 0, parts: 1, from: 0, len: self.plan.expert_bytes as u32 }
+    }
+
+    /// Homes of the event's expert that are not in `tried`.
+    pub(super) fn homes_left(&self, event: &ReadEvent, tried: u64) -> u32 {
+        let homes = self.plan.homes(event.layer, event.expert).map_or(0, <[DriveId]>::len);
+        (homes as u32).saturating_sub(tried.count_ones())
+    }
+
+    /// A sentence about one read: expert, layer, drive, file, offset, and `reason`.
+    pub(super) fn describe(&self, event: &ReadEvent, reason: &str) -> String {
+        let lane = &self.lanes[event.drive.index()].opened;
+        let located = lane.locate(event.layer, event.expert);
+        let name = located.and_then(|l| lane.names.get(l.file as usize));
+        let path = lane.folder.join(name.map_or("?", String::as_str));
+        let (expert, layer, offset) = (event.expert.0, event.layer.0, event.offset);
+        let drive = &lane.name;
+        let part = match event.parts {
+            1 => String::new(),
+            parts => format!(" (part {} of {parts})", event.part + 1),
+        };
+        let file = path.display();
+        format!("expert {expert}{part} of layer {layer} on drive `{drive}`, {file} at offset {offset}: {reason}")
+    }
+
+    pub(super) fn reason(&self, failure: Failure, need: u32) -> String {
+        let what = match failure {
+            Failure::Short { bytes } => format!("the file ends after {bytes} of {need} bytes"),
+            Failure::Digest => "its bytes do not have the digest of drive.json".to_string(),
+            Failure::Os { errno } => std::io::Error::from_raw_os_error(errno).to_string(),
+        };
+        let advice = if failure.is_our_bug() {
+            "a bug in argodrive, please report it"
+        } else {
+            "no other copy is left; run `argodrive stage --repair` for the plan"
+        };
+        format!("{what}; {advice}")
+    }
+
+    /// Nothing arrived for the whole read timeout: gives up what is in flight and lines up other homes. A cut expert is
+    /// read whole this time, because the engine still holds a part of its slot. An error when an expert has no home
+    /// left, or when nothing is in flight and only a dropped lease could help.
+    pub(super) fn time_out(&mut self, opened: &Opened) -> Result<(), SourceError> {
+        let waited_ms = self.options.read_timeout_ms;
+        let (whole, mut gave_up, mut lost) = (self.whole(), false, None);
+        for tag in 0..self.jobs.len() {
+            let Some(job) = self.jobs[tag].as_mut().filter(|j| j.gave_up.is_none()) else { continue };
+            gave_up = true;
+            job.gave_up = Some(ReadResult::Timeout);
+            self.live_jobs -= 1;
+            let (want, tried, event) = (job.want, job.tried, job.event);
+            self.lanes[event.drive.index()].engine.cancel(tag as u64);
+            let state = &mut self.wants[want as usize];
+            state.silent |= tried;
+            state.restart();
+            let silent = state.silent;
+            self.unpark(want);
+            match self.retry.iter_mut().find(|r| r.want == want) {
+                Some(retry) => retry.tried |= silent,
+                None => self.retry.push(Retry { want, part: whole, tried: silent, slot: None }),
+            }
+            if self.homes_left(&event, silent) == 0 {
+                lost = Some(event);
+            }
+        }
+        if let Some(event) = lost {
+            let reason = format!("nothing came for {waited_ms} ms and no other copy is left");
+            return Err(SourceError::Timeout(self.describe(&event, &reason)));
+        }
+        if gave_up {
+            return Ok(());
+        }
+        let (slots, free) = (self.slab.slots(), self.slab.free_slots());
+        let left = self.wants.len() - self.fresh + self.retry.len();
+        Err(SourceError::Timeout(format!(
+            "{}: {left} experts wait for a slot, but for {waited_ms} ms none of the {slots} slots came back ({free} are \
+             free): drop leases while taking more, or raise --buffer-bytes",
+            opened.layer
+        )))
+    }
+
+    /// Lets go of the parts of a want that have arrived.
+    pub(super) fn unpark(&mut self, want: u32) {
+        let places = self.lanes.len();
+        self.parked[want as usize * places..][..places].iter_mut().for_each(|p| *p = None);
+    }
+
+    /// Gives up one read; it keeps its job and its part of a slot until the engine returns it.
+    pub(super) fn give_up(&mut self, tag: usize, why: ReadResult) {
+        if let Some(job) = self.jobs[tag].as_mut().filter(|j| j.gave_up.is_none()) {
+            job.gave_up = Some(why);
+            self.live_jobs -= 1;
+            self.lanes[job.event.drive.index()].engine.cancel(tag as u64);
+        }
+    }
+
+    /// Gives up everything that is still in flight; slots come back as the engines return them.
+    pub(super) fn abandon(&mut self) {
+        (0..self.jobs.len()).for_each(|tag| self.give_up(tag, ReadResult::Cancelled));
+        let now_ns = self.clock.now_ns();
+        for (drive, lane) in self.lanes.iter_mut().enumerate() {
+            // Never handed to the engine, so no completion will come.
+            for request in lane.batch.drain(..) {
+                self.jobs[request.tag as usize] = None;
+                self.free_jobs.push(request.tag as u32);
+                self.in_flight.sub(drive, u64::from(request.len));
+                self.rates[drive].ended(now_ns, u64::from(request.len), false);
+            }
+        }
+    }
+}

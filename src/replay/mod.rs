@@ -1,0 +1,37 @@
+//! From traces to answers: who landed last in each barrier and why, where the time of a token went, and the way in and
+//! out for the traces of other programs.
+//!
+//! Everything streams: memory is bounded by the barriers that are open at once, not by the length of a trace. Knows
+//! traces and plans; knows no live reader, decoder or drive, and prints nothing.
+
+pub mod attribution;
+pub mod export;
+pub mod groups;
+pub mod import;
+pub mod join;
+pub mod rates;
+pub mod summary;
+pub mod verdict;
+pub mod windows;
+
+use crate::bound::BoundError;
+use crate::trace::log::TraceError;
+
+/// Why a trace gives no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The trace itself.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// Rates, a plan or a map that does not fit the trace.
+    #[error("{0}")]
+    Input(String),
+    /// A bound cannot be computed.
+    #[error("barrier {barrier}: {source}")]
+    Bound {
+        /// The barrier.
+        barrier: u64,
+        /// Why.
+        source: BoundError,
+    },
+}

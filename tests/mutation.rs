@@ -1,0 +1,238 @@
+//! Mechanisms that lie must be found out. For every setting there is: a run that asks for it, in which the code does not do
+//! it; and, where the setting has an off, a run that does not ask, in which the code does it all the same. Each must be
+//! rejected by the setting's name, and each must be accepted when nothing lies.
+//!
+//! `cargo test --features sabotage --test mutation`; the list is `Knob::ALL`, so a setting without a case does not compile.
+#![cfg(feature = "sabotage")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use argodrive::bench::config::{Asked, RunConfig};
+use argodrive::bench::evidence::{Evidence, Verdict, objections};
+use argodrive::bench::run::{RunSpec, run};
+use argodrive::decode::KernelIsa;
+use argodrive::drive::spec::{DriveSpec, Emulation};
+use argodrive::io::EngineKind;
+use argodrive::knob::{self, Knob};
+use argodrive::layout::plan::{Plan, PlanDrive};
+use argodrive::layout::planner;
+use argodrive::layout::policy::Policy;
+use argodrive::open::Model;
+use argodrive::reader::DispatchPolicy;
+use argodrive::stage::{StageOptions, stage};
+use argodrive::store::import::{ImportOptions, import};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// One way to run.
+struct Setup {
+    asked: Asked,
+    policy: Policy,
+    emulate: [Option<Emulation>; 2],
+    prompt: &'static str,
+}
+
+/// A setup that asks for the knob, and one that leaves it off where there is an off.
+struct Case {
+    on: Setup,
+    off: Option<Setup>,
+}
+
+const PROMPT: &str = "The router names the experts, and the block comes back when the device has time.";
+
+fn setup(change: impl FnOnce(&mut RunConfig)) -> Setup {
+    let mut asked = Asked::default();
+    asked.config.max_new = 4;
+    change(&mut asked.config);
+    Setup { asked, policy: Policy::FullMirror {}, emulate: [None, None], prompt: PROMPT }
+}
+
+fn plain() -> Setup {
+    setup(|_| {})
+}
+
+fn sampled(change: impl FnOnce(&mut RunConfig)) -> Setup {
+    setup(|c| {
+        c.sampler.temperature = 1.0;
+        change(c);
+    })
+}
+
+/// Slow enough that a busy machine keeps it.
+fn slow(latency_ms: u64) -> Emulation {
+    let latency_ns = latency_ms * 1_000_000;
+    Emulation { rate_bytes_per_s: 5_000_000, latency_ns, per_read_ns: 0, jitter: 0.0, seed: 1 }
+}
+
+fn case(knob: Knob, folder: &Path) -> Case {
+    let on_off = |on: Setup, off: Setup| Case { on, off: Some(off) };
+    let only = |on: Setup| Case { on, off: None };
+    match knob {
+        // A plan has no off: without one the store is the plan.
+        Knob::Layout => only(plain()),
+        // A drive that is no home of an expert is not even opened for it, so no code could read it there.
+        Knob::Replicas => only(plain()),
+        Knob::Dispatch => on_off(
+            setup(|c| c.reader.dispatch = DispatchPolicy::LeastInflight),
+            setup(|c| c.reader.dispatch = DispatchPolicy::FirstHit),
+        ),
+        Knob::Split => {
+            // Unequal drives: whole experts never divide evenly.
+            let rate = |rate_bytes_per_s| Some(Emulation { rate_bytes_per_s, ..slow(1) });
+            let emulate = [rate(2_000_000), rate(3_100_000)];
+            on_off(
+                Setup { emulate, ..setup(|c| c.reader.dispatch = DispatchPolicy::Split) },
+                Setup { emulate, ..setup(|c| c.reader.dispatch = DispatchPolicy::ExpectedCompletion) },
+            )
+        }
+        Knob::Hedge => {
+            let emulate = [Some(slow(1)), Some(slow(1))];
+            let hedged = |after| {
+                setup(|c| {
+                    c.max_new = 12;
+                    c.reader.dispatch = DispatchPolicy::LeastInflight;
+                    c.reader.hedge_after_permille = after;
+                })
+            };
+            on_off(Setup { emulate, ..hedged(Some(1)) }, Setup { emulate, ..hedged(None) })
+        }
+        Knob::Engine => {
+            on_off(setup(|c| c.reader.engine = EngineKind::Uring), setup(|c| c.reader.engine = EngineKind::Psync))
+        }
+        Knob::Sqpoll => {
+            let ring = |sqpoll| {
+                setup(|c| {
+                    c.reader.engine = EngineKind::Uring;
+                    c.reader.sqpoll = sqpoll;
+                })
+            };
+            on_off(ring(true), ring(false))
+        }
+        // Limits have no off either; they are exceeded instead.
+        Knob::QueueDepth => only(setup(|c| c.reader.queue_depth = 1)),
+        Knob::BufferBytes => only(setup(|c| c.reader.buffer_bytes = 40_000)),
+        Knob::Direct => on_off(setup(|c| c.reader.direct = true), setup(|c| c.reader.direct = false)),
+        Knob::VerifyDigests => on_off(setup(|c| c.reader.verify_digests = true), plain()),
+        Knob::ReadTimeout => only(Setup {
+            emulate: [Some(slow(400)), Some(slow(1))],
+            ..setup(|c| {
+                c.max_new = 1;
+                c.reader.read_timeout_ms = 100;
+                c.reader.dispatch = DispatchPolicy::FirstHit;
+            })
+        }),
+        Knob::Pace => on_off(Setup { emulate: [Some(slow(20)), Some(slow(20))], ..plain() }, plain()),
+        Knob::Resident => on_off(setup(|c| c.resident = true), plain()),
+        Knob::Kernels => only(setup(|c| c.model.kernels = "avx2".into())),
+        Knob::PrefillRows => only(setup(|c| c.model.prefill_rows = 4)),
+        Knob::MaxContext => only(setup(|c| {
+            c.model.max_context = 40;
+            c.max_new = 60;
+        })),
+        Knob::MaxNew => only(plain()),
+        Knob::Temperature => on_off(sampled(|_| {}), plain()),
+        Knob::TopP => on_off(sampled(|c| c.sampler.top_p = 0.5), sampled(|_| {})),
+        Knob::TopK => on_off(sampled(|c| c.sampler.top_k = 3), sampled(|_| {})),
+        Knob::Seed => only(sampled(|c| c.sampler.seed = 5)),
+        Knob::Special => {
+            let prompt = "<|open|>message<|sep|> and then";
+            on_off(Setup { prompt, ..setup(|c| c.special = true) }, Setup { prompt, ..plain() })
+        }
+        Knob::Trace => on_off(setup(|c| c.trace = Some(folder.join("trace"))), plain()),
+    }
+}
+
+struct Bench {
+    model: Model,
+    folder: PathBuf,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("mutation");
+        let _ = std::fs::remove_dir_all(&folder);
+        let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oracle/tiny");
+        let store = folder.join("store");
+        import(&checkpoint, &store, &ImportOptions::default(), &mut |_| {}).unwrap();
+        Self { model: Model::load(&store, None).unwrap(), folder }
+    }
+
+    fn plan(&self, setup: &Setup) -> (Plan, Vec<DriveSpec>) {
+        let mounts: Vec<DriveSpec> = ["a", "b"]
+            .into_iter()
+            .zip(setup.emulate)
+            .map(|(name, emulate)| DriveSpec { name: name.into(), path: self.folder.join(name), emulate })
+            .collect();
+        let drives: Vec<PlanDrive> =
+            mounts.iter().map(|m| PlanDrive { name: m.name.clone(), path: m.path.clone() }).collect();
+        let plan = planner::plan(&self.model.catalog(), &drives, &setup.policy, 0, BTreeMap::new()).unwrap();
+        let paths: Vec<PathBuf> = mounts.iter().map(|m| m.path.clone()).collect();
+        paths.iter().for_each(|p| std::fs::create_dir_all(p).unwrap());
+        stage(&plan, &self.model.folder, &paths, StageOptions::default(), &mut |_| {}).unwrap();
+        (plan, mounts)
+    }
+
+    /// The evidence of one run with `knob` under test.
+    fn evidence(&self, knob: Knob, setup: &Setup) -> Vec<Evidence> {
+        let (plan, mounts) = self.plan(setup);
+        let streamed = (!setup.asked.config.resident).then_some((&plan, mounts.as_slice()));
+        let prompt = self.model.encode_prompt(setup.prompt, setup.asked.config.special).unwrap();
+        let spec = RunSpec {
+            arm: "mutation",
+            asked: &setup.asked,
+            under_test: &BTreeSet::from([knob]),
+            streamed,
+            prompt: &prompt,
+            control: None,
+        };
+        run(&self.model, &spec, &mut |_| ControlFlow::Continue(())).unwrap().record.settings
+    }
+}
+
+fn names(evidence: &[Evidence], knob: Knob) -> bool {
+    objections(evidence).iter().any(|o| o.starts_with(&format!("{}:", knob.name())))
+}
+
+fn line(evidence: &[Evidence], knob: Knob) -> &Evidence {
+    evidence.iter().find(|e| e.name == knob.name()).unwrap()
+}
+
+#[test]
+fn every_lie_is_found_out_by_name() {
+    let mut bench = Bench::new();
+    let mut survived = Vec::new();
+    for &knob in Knob::ALL {
+        if knob == Knob::Kernels && !KernelIsa::Avx2.is_available() {
+            assert!(std::env::var_os("CI").is_none(), "this machine lacks AVX2: the kernels' mutation cannot run");
+            eprintln!("SKIPPED: kernels (no AVX2 here)");
+            continue;
+        }
+        let case = case(knob, &bench.folder);
+        let isa = case.on.asked.config.model.isa().unwrap();
+        bench.model = Model::load(&bench.folder.join("store"), isa).unwrap();
+        for (what, setup, lie) in
+            [("on", Some(&case.on), knob::skip as fn(Knob)), ("off", case.off.as_ref(), knob::force as fn(Knob))]
+        {
+            let Some(setup) = setup else { continue };
+            // A machine that is busy elsewhere may miss an emulated pace; it gets a few chances to keep it.
+            let mut honest = bench.evidence(knob, setup);
+            for _ in 0..4 {
+                if line(&honest, knob).verdict != Verdict::Proved {
+                    honest = bench.evidence(knob, setup);
+                }
+            }
+            let seen = line(&honest, knob);
+            assert_eq!(seen.verdict, Verdict::Proved, "{} {what}, nothing lies: {seen:?}", knob.name());
+            lie(knob);
+            let lied = bench.evidence(knob, setup);
+            knob::tell_the_truth();
+            if names(&lied, knob) {
+                let e = line(&lied, knob);
+                println!("{:16} {what:3} found out: {:?}: {}", knob.name(), e.verdict, e.seen);
+            } else {
+                survived.push(format!("{} {what}: {:?}", knob.name(), line(&lied, knob)));
+            }
+        }
+    }
+    assert!(survived.is_empty(), "lies that nobody noticed:\n{}", survived.join("\n"));
+}
