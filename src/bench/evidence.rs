@@ -81,7 +81,7 @@ pub fn judge(
                 buffer_bytes,
                 dispatch,
                 hedge_after_permille,
-                rates: _, // what dispatch begins with; the rates it learnt are in the record's counters
+                rates: _, // set by no file or flag
                 direct,
                 allow_buffered: _, // lets a run go on; the fallback itself contradicts `direct`
                 verify_digests,
