@@ -56,7 +56,7 @@ impl Runner {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Case {
     block: u64,
     depth: u32,
@@ -114,7 +114,9 @@ fn ours(path: &Path, case: Case, runner: Runner, seed: u64) -> Seen {
         drop_pages(&file, 0, FILE_BYTES).unwrap();
     }
     let (signal, clock, depth) = (Arc::new(Signal::default()), Clock::start(), case.depth);
-    let slab = Slab::new(depth, case.block, Arc::clone(&signal)).unwrap();
+    // Steady: as many again wait in the engine, which keeps `depth` at the drive, as the reader does with a wide barrier.
+    let slots = if case.shape == Shape::Steady { 2 * depth } else { depth };
+    let slab = Slab::new(slots, case.block, Arc::clone(&signal)).unwrap();
     let ring = |sqpoll| UringOptions { sqpoll, shared: false };
     let files = vec![file];
     let mut engine: Box<dyn IoEngine> = match runner {
@@ -124,19 +126,20 @@ fn ours(path: &Path, case: Case, runner: Runner, seed: u64) -> Seen {
         Runner::UringSqpoll => {
             Box::new(UringEngine::new(files, &slab, depth, slab.slots(), ring(true), signal, clock).unwrap())
         }
-        Runner::Psync => Box::new(PsyncEngine::new(files, depth, depth, signal, clock).unwrap()),
-        Runner::Mmap => Box::new(MmapEngine::new(files, depth, depth, signal, clock).unwrap()),
-        Runner::Buffered => Box::new(BufferedEngine::new(files, depth, depth, signal, clock).unwrap()),
+        Runner::Psync => Box::new(PsyncEngine::new(files, depth, slots, signal, clock).unwrap()),
+        Runner::Mmap => Box::new(MmapEngine::new(files, depth, slots, signal, clock).unwrap()),
+        Runner::Buffered => Box::new(BufferedEngine::new(files, depth, slots, signal, clock).unwrap()),
         Runner::Fio | Runner::FioFixed => unreachable!(),
     };
     let blocks = FILE_BYTES / case.block;
     let mut rng = fastrand::Rng::with_seed(seed);
-    let (mut batch, mut out) = (Vec::with_capacity(depth as usize), Vec::with_capacity(depth as usize));
+    let (mut batch, mut out) = (Vec::with_capacity(slots as usize), Vec::with_capacity(slots as usize));
     let reads = (case.bytes / case.block) / u64::from(depth) * u64::from(depth);
     let (mut issued, mut ended) = (0, 0);
     let min = if case.shape == Shape::Barrier { depth as usize } else { 1 };
     let len = u32::try_from(case.block).unwrap();
     let (start, cpu) = (Instant::now(), cpu_s());
+    let mut said = Duration::from_secs(10);
     while ended < reads {
         while issued < reads
             && let Some(slot) = slab.take()
@@ -147,7 +150,14 @@ fn ours(path: &Path, case: Case, runner: Runner, seed: u64) -> Seen {
         }
         engine.submit(&mut batch);
         let left = usize::try_from(reads - ended).unwrap();
-        engine.reap(min.min(left), Instant::now() + Duration::from_secs(60), &mut out);
+        engine.reap(min.min(left), Instant::now() + Duration::from_secs(10), &mut out);
+        if start.elapsed() > said {
+            eprintln!(
+                "{runner:?} {case:?}: {ended} of {reads} reads after {said:?}: {:?}",
+                engine.counters().snapshot()
+            );
+            said *= 2;
+        }
         for done in out.drain(..) {
             assert_eq!(done.outcome, ReadOutcome::Done { bytes: len });
             ended += 1;

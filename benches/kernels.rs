@@ -7,7 +7,7 @@ mod common;
 
 use argodrive::clock::Clock;
 use argodrive::decode::kernels::{KdaInputs, KernelIsa, Kernels, Matrix, Rows, WIDE_ROWS};
-use argodrive::decode::{Decoder, Logits, Session, SessionOptions};
+use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
 use argodrive::source::Phase;
 use common::{TestSource, argmax, load};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -66,7 +66,8 @@ fn passes(c: &mut Criterion) {
     let mut group = c.benchmark_group("argo_mini");
     for isa in sets().iter().map(Kernels::isa) {
         let decoder = Decoder::load_with(checkpoint.config.clone(), checkpoint.trunk.clone(), isa).unwrap();
-        let options = SessionOptions { max_context: 4096, max_rows: 512, clock: Clock::start() };
+        let options =
+            SessionOptions { max_context: 4096, max_rows: 512, clock: Clock::start(), guess: GuessSource::None };
         let mut session = Session::new(decoder, options).unwrap();
         let mut source = TestSource::new(&checkpoint.experts);
         let mut token = 1;

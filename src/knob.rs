@@ -56,6 +56,20 @@ knobs! {
     VerifyDigests = "verify_digests",
     /// Longest wait without an arrival.
     ReadTimeout = "read_timeout_ms",
+    /// Who guesses what later layers will need.
+    Prefetch = "prefetch",
+    /// Layers ahead that guesses may be for.
+    PrefetchDepth = "prefetch_depth",
+    /// Most guesses for one layer.
+    PrefetchExperts = "prefetch_experts",
+    /// Prefetch reads at once on each drive.
+    PrefetchQueueDepth = "prefetch_queue_depth",
+    /// Turning prefetch down while it costs more than it brings.
+    PrefetchGovernor = "prefetch_governor",
+    /// Memory for experts that stay.
+    CacheBytes = "cache_bytes",
+    /// Which experts stay.
+    CachePolicy = "cache_policy",
     /// Pace of emulated drives.
     Pace = "pace",
     /// Experts held in memory instead of streaming.
@@ -80,6 +94,10 @@ knobs! {
     Special = "special",
     /// Writing every read and barrier.
     Trace = "trace",
+    /// The same run once more with every expert in memory.
+    Reference = "reference",
+    /// Sampling the drives' devices beside a trace.
+    Monitor = "monitor",
 }
 
 #[cfg(feature = "sabotage")]

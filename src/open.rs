@@ -2,7 +2,7 @@
 //! build everything through here, so that a run is put together in one way only.
 
 use crate::clock::Clock;
-use crate::decode::{DecodeError, Decoder, KernelIsa, Session, SessionOptions};
+use crate::decode::{DecodeError, Decoder, GuessSource, KernelIsa, Session, SessionOptions};
 use crate::drive::spec::DriveSpec;
 use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanDrive, PlanError};
@@ -12,7 +12,7 @@ use crate::model::chat::ChatTemplate;
 use crate::model::checkpoint::{CONFIG_FILE, CheckpointError, parse_config, read_bounded, read_stop_ids};
 use crate::model::config::ModelConfig;
 use crate::model::tokenizer::{Tokenizer, TokenizerError};
-use crate::reader::{ExpertReader, ReaderError, ReaderOptions};
+use crate::reader::{ExpertReader, PrefetchPolicy, ReaderError, ReaderOptions};
 use crate::source::{ExpertSource, Lease, SourceError, StepInfo};
 use crate::store::manifest::{ManifestError, StoreManifest};
 use crate::store::memory::InMemory;
@@ -112,13 +112,25 @@ impl Model {
     }
 
     /// A new timeline for at most `max_context` tokens (0 = what the model was made for).
-    pub fn session(&self, max_context: usize, max_rows: usize, clock: Clock) -> Result<Session, OpenError> {
+    /// `prefetch` says whether the source will want the decoder's guesses.
+    pub fn session(
+        &self,
+        max_context: usize,
+        max_rows: usize,
+        prefetch: PrefetchPolicy,
+        clock: Clock,
+    ) -> Result<Session, OpenError> {
+        let guess = match prefetch {
+            PrefetchPolicy::NextRouter => GuessSource::Router,
+            PrefetchPolicy::Draft => GuessSource::Draft,
+            PrefetchPolicy::None | PrefetchPolicy::SameAsLast | PrefetchPolicy::Markov => GuessSource::None,
+        };
         let longest = self.decoder.config().max_position_embeddings;
         let mut max_context = if max_context == 0 { longest } else { max_context };
         if knob::skipped(Knob::MaxContext) {
             max_context = longest;
         }
-        Ok(Session::new(Arc::clone(&self.decoder), SessionOptions { max_context, max_rows, clock })?)
+        Ok(Session::new(Arc::clone(&self.decoder), SessionOptions { max_context, max_rows, clock, guess })?)
     }
 
     /// The plan of a run without one: the store itself is the one drive.
@@ -154,7 +166,14 @@ impl Model {
                 folder: self.folder.clone(),
             });
         }
-        Ok(ExpertReader::open(plan, mounts, options, clock)?)
+        let mut options = options.clone();
+        if options.demand_reserve == 0 {
+            // A pass that extends the text asks each layer for this many; a prompt, or rows checked together, for more, in
+            // waves if need be.
+            let top_k = self.decoder.config().moe.as_ref().map_or(0, |m| m.top_k);
+            options.demand_reserve = u32::try_from(top_k).unwrap_or(u32::MAX);
+        }
+        Ok(ExpertReader::open(plan, mounts, &options, clock)?)
     }
 }
 

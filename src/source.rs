@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
+pub mod guess;
+
 /// What a forward pass is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -31,6 +33,15 @@ pub struct StepInfo {
     pub pos: u64,
     /// Rows in the pass.
     pub rows: u32,
+}
+
+/// One expert that a layer will probably need.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Guess {
+    /// The expert.
+    pub expert: ExpertId,
+    /// How likely, on a scale of the guesser's own: only the order counts.
+    pub score: f32,
 }
 
 /// Why experts could not be delivered. The message names expert, drive, file and offset where they are known.
@@ -107,6 +118,19 @@ pub trait ExpertSource: Send {
 
     /// Ends the open barrier; whatever was not taken is given up.
     fn close_barrier(&mut self);
+
+    /// How many layers ahead of the one at work this source wants to be told guesses by [`hint`](Self::hint); 0, the
+    /// rule for a source that reads nothing, means that making guesses would be wasted work.
+    fn lookahead(&self) -> u32 {
+        0
+    }
+
+    /// The experts that `layer` of pass `step` will probably ask for, the likeliest first. Replaces what was said about
+    /// that layer of that pass before. Never waits, and a wrong guess costs bytes, never a wrong result.
+    fn hint(&mut self, _step: &StepInfo, _layer: LayerId, _guesses: &[Guess]) {}
+
+    /// Takes back what was guessed for `layer` of pass `step`: reads for it that nothing else needs are given up.
+    fn retract(&mut self, _step: &StepInfo, _layer: LayerId) {}
 }
 
 /// An open barrier: the wait for all experts that one layer needs in one pass. Closes on drop.
@@ -124,6 +148,11 @@ impl<'a> Barrier<'a> {
     ) -> Result<Self, SourceError> {
         source.open_barrier(step, layer, experts)?;
         Ok(Self { source })
+    }
+
+    /// See [`ExpertSource::hint`]; a guess about a later layer, made while this barrier's experts are on their way.
+    pub fn hint(&mut self, step: &StepInfo, layer: LayerId, guesses: &[Guess]) {
+        self.source.hint(step, layer, guesses);
     }
 
     /// See [`ExpertSource::next_arrival`].

@@ -77,7 +77,7 @@ fn decode(
 }
 
 fn session(model: &Model, clock: Clock) -> Session {
-    model.session(128, 64, clock).unwrap()
+    model.session(128, 64, argodrive::reader::PrefetchPolicy::None, clock).unwrap()
 }
 
 /// Prompt ids, greedy ids and the routes of the prompt's rows, from an independent implementation.

@@ -95,8 +95,8 @@ fn plans_that_are_broken_newer_or_for_another_model() {
     broken("cut.json", &text[..text.len() / 2], &["not a valid plan", "column"]);
     broken(
         "newer.json",
-        &text.replacen("\"version\":1", "\"version\":2,\"x\":0", 1),
-        &["version 2", "newer argodrive"],
+        &text.replacen("\"version\":2", "\"version\":9,\"x\":0", 1),
+        &["version 9", "newer argodrive"],
     );
     broken("typo.json", &text.replacen("\"seed\"", "\"sede\"", 1), &["sede"]);
     broken("empty.json", "", &["not a valid plan"]);
@@ -171,6 +171,20 @@ fn prompts_and_settings_that_cannot_be() {
     refused(&mut decode(&[]), &["no prompt", "--prompt-file"]);
     misused(&mut decode(&["--prompt", "a", "--prompt-file", "b"]), &["cannot be used with"]);
     refused(&mut decode(&["--prompt", "a", "--resident", "--queue-depth", "2"]), &["queue_depth", "resident"]);
+
+    let heat = dir.path().join("heat.csv");
+    fs::write(&heat, "layer,expert,count\n1,3,9\n1,99,4\n").unwrap();
+    let pinned = ["--prompt", "a", "--cache-bytes", "1MB", "--cache-policy", "pinned"];
+    refused(decode(&pinned).arg("--cache-heat").arg(&heat), &["heat.csv: line 3", "expert 99 of layer 1"]);
+    refused(&mut decode(&pinned), &["--cache-heat"]);
+    refused(&mut decode(&["--prompt", "a", "--cache-policy", "lfu-decay"]), &["--cache-bytes"]);
+    refused(&mut decode(&["--prompt", "a", "--cache-bytes", "1GB"]), &["--cache-bytes 1000000000", "--buffer-bytes"]);
+    refused(&mut decode(&["--prompt", "a", "--cache-bytes", "100"]), &["--cache-bytes 100", "holds no expert"]);
+    refused(&mut decode(&["--prompt", "a", "--prefetch-depth", "2"]), &["prefetch_depth", "--prefetch"]);
+    refused(&mut decode(&["--prompt", "a", "--prefetch", "markov"]), &["--prefetch-table"]);
+    let tight = ["--prompt", "a", "--prefetch", "same-as-last", "--buffer-bytes", "50KB"];
+    refused(&mut decode(&tight), &["--prefetch same-as-last", "--buffer-bytes 50000"]);
+    misused(&mut decode(&["--prompt", "a", "--prefetch", "magic"]), &["magic", "same-as-last"]);
 
     let long = "a long prompt of many words ".repeat(4);
     refused(&mut decode(&["--prompt", &long, "--max-context", "16"]), &["the prompt has", "--max-context is 16"]);
@@ -286,7 +300,8 @@ fn help_fits_and_mentions_every_argument() {
         assert!(wide.is_none(), "{name}: {wide:?}");
         assert!(command.get_about().is_some(), "{name}");
         for arg in command.get_arguments().filter(|a| !a.is_hide_set()) {
-            let shown = arg.get_long().map_or_else(|| arg.get_id().to_string().to_uppercase(), |l| format!("--{l}"));
+            let value = || arg.get_value_names().and_then(|n| n.first()).map_or("", |n| n.as_str()).to_owned();
+            let shown = arg.get_long().map_or_else(value, |l| format!("--{l}"));
             has(&text, &[&shown]);
             assert!(arg.get_help().is_some(), "{name} {shown} has no help text");
         }

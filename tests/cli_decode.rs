@@ -8,6 +8,7 @@ use argodrive::trace::log::{read_barriers, read_header, read_reads};
 use assert_cmd::Command;
 use prepared::{Drives, argodrive, has, ids, json_of, mini_store, outcome, repo};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -192,6 +193,33 @@ fn the_trace_agrees_with_the_drive_table() {
         assert_eq!(last as u64, row["landed_last"].as_u64().unwrap());
     }
     assert_eq!(header.drives.len(), 3);
+
+    // every row went to six experts in each layer, and their union is what a barrier asked for
+    let mut routes = argodrive::trace::routes::routes(&folder, &header, false).unwrap().unwrap();
+    let (mut chosen, mut count) = (BTreeMap::<_, BTreeSet<_>>::new(), 0);
+    while let Some(r) = routes.next_value().unwrap() {
+        assert!(r.kept == 1 && r.weight > 0.0);
+        chosen.entry((r.step, r.layer)).or_default().insert(r.expert);
+        count += 1;
+    }
+    let rows: u32 = barriers.iter().map(|b| b.rows).sum();
+    assert_eq!((count, chosen.len()), (rows as usize * 6, barriers.len()));
+    for b in &barriers {
+        assert_eq!(chosen[&(b.step, b.layer)].len(), b.width as usize);
+    }
+    let model = StoreManifest::open(mini_store()).unwrap().model_id;
+    assert_eq!(header.model_id.as_deref(), Some(model.as_str()));
+
+    let table = dir.path().join("table");
+    let learnt = json_of(argodrive(["trace", "learn", "--json", "--out"]).arg(&table).arg(&folder));
+    let positions = rows as u64 / 11;
+    assert_eq!((learnt["tokens"].as_u64(), learnt["layers"].as_u64()), (Some(positions), Some(11)));
+    let table = argodrive::reader::predict::table_file::read(&table).unwrap();
+    assert_eq!((table.model_id(), table.depth()), (model.as_str(), 2));
+    let mut other = argodrive(["trace", "learn", "--out"]);
+    other.arg(dir.path().join("no")).arg(&folder).arg("--store").arg(prepared::tiny_store());
+    other.assert().code(2).stderr(predicates::str::contains("is a trace of model"));
+    assert!(!dir.path().join("no").exists());
 }
 
 #[test]

@@ -125,6 +125,21 @@ fn a_limit_that_never_bound_is_unverified() {
 }
 
 #[test]
+fn a_cache_that_was_never_full_is_unverified_and_one_that_was_is_proved() {
+    let output = decode("full-mirror.json", "roomy", &["--cache-bytes", "40MB"]);
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(err.contains("cache_bytes: unverified: asked 40000000") && err.contains("not binding"), "{err}");
+    let output = decode("full-mirror.json", "kept", &["--cache-bytes", "1200KB", "--prefetch", "same-as-last"]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for name in ["cache_bytes", "cache_policy"] {
+        assert_eq!(setting(&json, name)["verdict"], "proved", "{name}: {}", setting(&json, name));
+    }
+    assert_eq!(setting(&json, "prefetch")["asked"], "same-as-last");
+    assert_ne!(setting(&json, "prefetch")["verdict"], "contradicted", "{}", setting(&json, "prefetch"));
+}
+
+#[test]
 fn a_memory_file_system_is_refused_and_the_fallback_contradicts() {
     let shm = Path::new("/dev/shm");
     if !shm.is_dir() {

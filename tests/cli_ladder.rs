@@ -89,7 +89,10 @@ fn the_table_of_a_ladder_is_labelled_and_rungs_follow_the_order() {
     let (code, text, notes) = outcome(command.args(["--order", "coral,amber", "--max-context", "64"]));
     assert_eq!(code, 0, "{text}{notes}");
     has(&text, &["decode tok/s", "EMULATED drives", "not speeds of this machine", "tokens identical on every rung"]);
-    has(&text, &["ladder.json", "ladder.svg"]);
+    has(&text, &["ladder.json", "ladder.svg", "report.html"]);
+    let page = fs::read_to_string(only_entry(&out.join("ladder")).join("report.html")).unwrap();
+    has(&page, &["EMULATED", "<caption>Rungs", "<figure><svg", "Machine"]);
+    assert!(!page.contains("http://") && !page.contains("https://"));
     let ladder_json = read(&only_entry(&out.join("ladder")).join("ladder.json"));
     let named: Vec<&Value> = ladder_json["rungs"].as_array().unwrap().iter().map(|r| &r["drives"]).collect();
     assert_eq!(named, [&serde_json::json!(["coral"]), &serde_json::json!(["coral", "amber"])]);

@@ -4,9 +4,9 @@
 mod common;
 
 use argodrive::clock::Clock;
-use argodrive::decode::{Decoder, Logits, Session, SessionOptions};
+use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
 use argodrive::ids::{ExpertId, LayerId};
-use argodrive::source::{ExpertSource, Lease, Phase, SourceError, StepInfo};
+use argodrive::source::{ExpertSource, Guess, Lease, Phase, SourceError, StepInfo};
 use common::{TestSource, load};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -42,6 +42,7 @@ struct Watch {
     left_at: u64,
     outside: u64,
     calls: u64,
+    hints: u64,
 }
 
 fn count() -> u64 {
@@ -63,6 +64,14 @@ impl ExpertSource for Watch {
         lease
     }
 
+    fn lookahead(&self) -> u32 {
+        2
+    }
+
+    fn hint(&mut self, _: &StepInfo, _: LayerId, guesses: &[Guess]) {
+        self.hints += guesses.len() as u64;
+    }
+
     fn close_barrier(&mut self) {
         self.outside += count() - self.left_at;
         self.inner.close_barrier();
@@ -73,22 +82,26 @@ impl ExpertSource for Watch {
 fn nothing_is_allocated_while_a_barrier_is_open() {
     let checkpoint = load("models/argo-mini");
     let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
-    let options = SessionOptions { max_context: 64, max_rows: 16, clock: Clock::start() };
-    let mut s = Session::new(decoder, options).unwrap();
-    let mut source = Watch { inner: TestSource::new(&checkpoint.experts), left_at: 0, outside: 0, calls: 0 };
-    let prompt: Vec<u32> = (5..21).collect();
-    // Working memory is sized before the first layer, so not even the first pass allocates inside a barrier.
-    s.forward(&prompt, Phase::Prefill, &mut source, Logits::Last, None).unwrap();
-    assert!(count() > 0, "the count works");
-    for token in 30..34 {
-        s.forward(&[token], Phase::Decode, &mut source, Logits::Last, None).unwrap();
-    }
-    assert_eq!(source.outside, 0);
-    assert!(source.calls > 4 * 11 * 7);
+    for guess in [GuessSource::None, GuessSource::Router, GuessSource::Draft] {
+        let options = SessionOptions { max_context: 64, max_rows: 16, clock: Clock::start(), guess };
+        let mut s = Session::new(decoder.clone(), options).unwrap();
+        let inner = TestSource::new(&checkpoint.experts);
+        let mut source = Watch { inner, left_at: 0, outside: 0, calls: 0, hints: 0 };
+        let prompt: Vec<u32> = (5..21).collect();
+        // Working memory is sized before the first layer, so not even the first pass allocates inside a barrier.
+        s.forward(&prompt, Phase::Prefill, &mut source, Logits::Last, None).unwrap();
+        assert!(count() > 0, "the count works");
+        for token in [30, 31, 32, 33, 30, 31] {
+            s.forward(&[token], Phase::Decode, &mut source, Logits::Last, None).unwrap();
+        }
+        assert_eq!(source.outside, 0, "{guess:?}");
+        assert!(source.calls > 4 * 11 * 7);
+        assert_eq!(source.hints > 0, guess != GuessSource::None);
 
-    // A whole warmed-up pass allocates nothing of its own either: what is counted is the source's record.
-    source.inner.barriers.reserve(64);
-    let before = count();
-    s.forward(&[40], Phase::Decode, &mut source, Logits::Last, None).unwrap();
-    assert_eq!(count() - before, 11, "one list of experts per barrier, kept by the test's source");
+        // A whole warmed-up pass allocates nothing of its own either: what is counted is the source's record.
+        source.inner.barriers.reserve(64);
+        let before = count();
+        s.forward(&[40], Phase::Decode, &mut source, Logits::Last, None).unwrap();
+        assert_eq!(count() - before, 11, "{guess:?}: one list of experts per barrier, kept by the test's source");
+    }
 }

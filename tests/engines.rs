@@ -82,7 +82,8 @@ fn generate(streamed: Option<(&Plan, &[DriveSpec])>, options: &ReaderOptions) ->
 
 /// All rows' logits of the prompt, as bits.
 fn logits(source: &mut dyn ExpertSource) -> Vec<u32> {
-    let mut session: Session = rig().model.session(64, 16, Clock::start()).unwrap();
+    let mut session: Session =
+        rig().model.session(64, 16, argodrive::reader::PrefetchPolicy::None, Clock::start()).unwrap();
     let rows = session.forward(PROMPT, Phase::Prefill, source, Logits::All, None).unwrap();
     rows.iter().map(|v| v.to_bits()).collect()
 }
@@ -102,7 +103,14 @@ fn every_engine_gives_the_bits_of_the_run_from_memory() {
     let expected = generate(None, &ReaderOptions::default()).generation.token_ids;
     assert_eq!(expected.len(), 12);
     let expected_logits = logits(&mut rig.model.resident().unwrap());
-    let pace = Emulation { rate_bytes_per_s: 500_000_000, latency_ns: 20_000, per_read_ns: 0, jitter: 0.1, seed: 1 };
+    let pace = Emulation {
+        rate_bytes_per_s: 500_000_000,
+        latency_ns: 20_000,
+        per_read_ns: 0,
+        jitter: 0.1,
+        seed: 1,
+        ..Emulation::default()
+    };
     let paced: Vec<DriveSpec> = rig.mounts.iter().map(|m| DriveSpec { emulate: Some(pace), ..m.clone() }).collect();
     for options in engines() {
         for mounts in [&rig.mounts, &paced] {

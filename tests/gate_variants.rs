@@ -5,7 +5,7 @@
 mod common;
 
 use argodrive::clock::Clock;
-use argodrive::decode::{Decoder, Logits, Session, SessionOptions};
+use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
 use argodrive::model::config::ModelConfig;
 use argodrive::model::tensors::{DType, trunk_tensors};
 use argodrive::source::Phase;
@@ -29,7 +29,7 @@ fn tensors(c: &Checkpoint) -> Tensors {
 fn logits(c: &Checkpoint, config: &ModelConfig, tensors: &Tensors) -> Vec<f32> {
     let trunk = Trunk::from_tensors(tensors.iter().map(|(n, (d, s, b))| (n.clone(), *d, s.clone(), b.as_slice())));
     let decoder = Decoder::load(config.clone(), Arc::new(trunk)).unwrap();
-    let options = SessionOptions { max_context: 64, max_rows: 64, clock: Clock::start() };
+    let options = SessionOptions { max_context: 64, max_rows: 64, clock: Clock::start(), guess: GuessSource::None };
     let mut session = Session::new(decoder, options).unwrap();
     let prompt: Vec<u32> = (0..24).map(|i| i * 29 % 700).collect();
     let mut source = TestSource::new(&c.experts);

@@ -7,7 +7,7 @@ mod common;
 use argodrive::clock::Clock;
 use argodrive::decode::kernels::KernelIsa;
 use argodrive::decode::observe::Route;
-use argodrive::decode::{Decoder, Logits, Observer, Point, Session, SessionOptions};
+use argodrive::decode::{Decoder, GuessSource, Logits, Observer, Point, Session, SessionOptions};
 use argodrive::ids::LayerId;
 use argodrive::source::{ExpertSource, Phase};
 use common::{Checkpoint, NoExperts, TestSource, argmax, assert_close, load, repo};
@@ -44,7 +44,11 @@ fn tiny() -> &'static Model {
 }
 
 fn session(decoder: &Arc<Decoder>) -> Session {
-    Session::new(decoder.clone(), SessionOptions { max_context: 512, max_rows: 128, clock: Clock::start() }).unwrap()
+    Session::new(
+        decoder.clone(),
+        SessionOptions { max_context: 512, max_rows: 128, clock: Clock::start(), guess: GuessSource::None },
+    )
+    .unwrap()
 }
 
 fn json(path: &str) -> Value {

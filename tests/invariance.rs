@@ -5,7 +5,7 @@
 mod common;
 
 use argodrive::clock::Clock;
-use argodrive::decode::{DecodeError, Decoder, KernelIsa, Logits, Session, SessionOptions};
+use argodrive::decode::{DecodeError, Decoder, GuessSource, KernelIsa, Logits, Session, SessionOptions};
 use argodrive::ids::{ExpertId, LayerId};
 use argodrive::model::tensors::{DType, trunk_tensors};
 use argodrive::source::{ExpertSource, Lease, Phase, SourceError, StepInfo};
@@ -28,7 +28,11 @@ fn mini() -> &'static Model {
 }
 
 fn session_of(decoder: &Arc<Decoder>) -> Session {
-    Session::new(decoder.clone(), SessionOptions { max_context: 64, max_rows: 48, clock: Clock::start() }).unwrap()
+    Session::new(
+        decoder.clone(),
+        SessionOptions { max_context: 64, max_rows: 48, clock: Clock::start(), guess: GuessSource::None },
+    )
+    .unwrap()
 }
 
 fn session() -> Session {
@@ -163,7 +167,7 @@ fn impossible_arguments_leave_the_session_as_it_was() {
     assert!(matches!(feed(&mut s, &tokens), Err(DecodeError::ContextFull { needed: 80, max: 64 })));
     assert_eq!(s.position(), 40);
     feed(&mut s, &[3]).unwrap();
-    let options = SessionOptions { max_context: 4097, max_rows: 1, clock: Clock::start() };
+    let options = SessionOptions { max_context: 4097, max_rows: 1, clock: Clock::start(), guess: GuessSource::None };
     let error = Session::new(mini().decoder.clone(), options).err().unwrap();
     assert!(error.to_string().contains("max_context is 4097"), "{error}");
 }

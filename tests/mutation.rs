@@ -17,7 +17,7 @@ use argodrive::layout::plan::{Plan, PlanDrive};
 use argodrive::layout::planner;
 use argodrive::layout::policy::Policy;
 use argodrive::open::Model;
-use argodrive::reader::DispatchPolicy;
+use argodrive::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy};
 use argodrive::stage::{StageOptions, stage};
 use argodrive::store::import::{ImportOptions, import};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +61,27 @@ fn sampled(change: impl FnOnce(&mut RunConfig)) -> Setup {
 /// Slow enough that a busy machine keeps it.
 fn slow(latency_ms: u64) -> Emulation {
     let latency_ns = latency_ms * 1_000_000;
-    Emulation { rate_bytes_per_s: 5_000_000, latency_ns, per_read_ns: 0, jitter: 0.0, seed: 1 }
+    Emulation { rate_bytes_per_s: 5_000_000, latency_ns, per_read_ns: 0, jitter: 0.0, seed: 1, ..Emulation::default() }
+}
+
+/// Guesses on drives that demand keeps busy, so that they come late; long enough for something to be done about it.
+fn guessing(change: impl FnOnce(&mut RunConfig)) -> Setup {
+    let emulate = [Some(slow(1)), Some(slow(1))];
+    let asked = setup(|c| {
+        c.max_new = 12;
+        c.reader.prefetch = PrefetchPolicy::SameAsLast;
+        change(c);
+    });
+    Setup { emulate, ..asked }
+}
+
+/// A cache that is full, too small for everything, and large enough to be hit.
+fn cached(policy: CachePolicy) -> Setup {
+    setup(|c| {
+        c.max_new = 8;
+        c.reader.cache_bytes = 80 * 16_384;
+        c.reader.cache_policy = policy;
+    })
 }
 
 fn case(knob: Knob, folder: &Path) -> Case {
@@ -121,6 +141,18 @@ fn case(knob: Knob, folder: &Path) -> Case {
                 c.reader.dispatch = DispatchPolicy::FirstHit;
             })
         }),
+        Knob::Prefetch => on_off(setup(|c| c.reader.prefetch = PrefetchPolicy::SameAsLast), plain()),
+        Knob::PrefetchDepth => only(setup(|c| {
+            (c.reader.prefetch, c.reader.prefetch_depth) = (PrefetchPolicy::SameAsLast, 2);
+        })),
+        Knob::PrefetchExperts => on_off(
+            setup(|c| (c.reader.prefetch, c.reader.prefetch_experts) = (PrefetchPolicy::SameAsLast, 2)),
+            setup(|c| c.reader.prefetch = PrefetchPolicy::SameAsLast),
+        ),
+        Knob::PrefetchQueueDepth => only(guessing(|c| c.reader.prefetch_queue_depth = 1)),
+        Knob::PrefetchGovernor => on_off(guessing(|_| {}), guessing(|c| c.reader.prefetch_governor = false)),
+        Knob::CacheBytes => on_off(cached(CachePolicy::Lru), plain()),
+        Knob::CachePolicy => on_off(cached(CachePolicy::LfuDecay), cached(CachePolicy::Lru)),
         Knob::Pace => on_off(Setup { emulate: [Some(slow(20)), Some(slow(20))], ..plain() }, plain()),
         Knob::Resident => on_off(setup(|c| c.resident = true), plain()),
         Knob::Kernels => only(setup(|c| c.model.kernels = "avx2".into())),
@@ -139,6 +171,16 @@ fn case(knob: Knob, folder: &Path) -> Case {
             on_off(Setup { prompt, ..setup(|c| c.special = true) }, Setup { prompt, ..plain() })
         }
         Knob::Trace => on_off(setup(|c| c.trace = Some(folder.join("trace"))), plain()),
+        Knob::Reference => on_off(setup(|c| c.reference = true), plain()),
+        Knob::Monitor => {
+            let traced = |monitor| {
+                setup(|c| {
+                    c.trace = Some(folder.join("windows"));
+                    c.monitor = monitor;
+                })
+            };
+            on_off(traced(true), traced(false))
+        }
     }
 }
 

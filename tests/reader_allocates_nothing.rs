@@ -8,8 +8,8 @@ use argodrive::drive::spec::Emulation;
 use argodrive::ids::{DriveId, ExpertId, LayerId};
 use argodrive::io::EngineKind;
 use argodrive::layout::plan::{LayerHomes, PLAN_VERSION, Plan, PlanDrive, Shape};
-use argodrive::reader::{DispatchPolicy, ExpertReader, ReaderOptions, mounts_of};
-use argodrive::source::{Barrier, Phase, StepInfo};
+use argodrive::reader::{CachePolicy, DispatchPolicy, ExpertReader, PrefetchPolicy, ReaderOptions, mounts_of};
+use argodrive::source::{Barrier, ExpertSource, Guess, Phase, StepInfo};
 use argodrive::store::manifest::{DRIVE_FILE, Digest, DriveExpert, DriveManifest, drive_folder, pack_name};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::unix::fs::FileExt;
@@ -54,13 +54,17 @@ fn barriers_allocate_nothing() {
         (EngineKind::Uring, false),
         (EngineKind::Uring, true),
     ] {
-        ALLOCATIONS.store(0, Ordering::SeqCst);
-        std::thread::spawn(move || run_barriers(engine, sqpoll)).join().unwrap();
+        for ahead in [None, Some(PrefetchPolicy::SameAsLast), Some(PrefetchPolicy::NextRouter)] {
+            ALLOCATIONS.store(0, Ordering::SeqCst);
+            std::thread::spawn(move || run_barriers(engine, sqpoll, ahead)).join().unwrap();
+        }
     }
 }
 
-fn run_barriers(engine: EngineKind, sqpoll: bool) {
-    const EXPERTS: u16 = 12;
+const EXPERTS: u16 = 12;
+
+/// Barriers with everything that demand can do; with `ahead` beside a cache, a governor and guesses that are often wrong.
+fn run_barriers(engine: EngineKind, sqpoll: bool, ahead: Option<PrefetchPolicy>) {
     const MODEL: &str = "00112233445566778899aabbccddeeff";
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let layer = LayerId(0);
@@ -76,6 +80,7 @@ fn run_barriers(engine: EngineKind, sqpoll: bool) {
         expert_bytes: 6000,
         drives: vec![drive("real"), drive("emulated")],
         shape: Shape::Whole,
+        predicted: None,
         layers: [(layer, homes)].into(),
     };
     for drive in &plan.drives {
@@ -95,7 +100,12 @@ fn run_barriers(engine: EngineKind, sqpoll: bool) {
         engine,
         sqpoll,
         direct: engine.can_be_direct(),
-        buffer_bytes: 5 * 8192,
+        buffer_bytes: if ahead.is_some() { 14 * 8192 } else { 5 * 8192 },
+        prefetch: ahead.unwrap_or_default(),
+        prefetch_queue_depth: 2,
+        cache_bytes: if ahead.is_some() { 3 * 8192 } else { 0 },
+        cache_policy: if ahead.is_some() { CachePolicy::LfuDecay } else { CachePolicy::Lru },
+        demand_reserve: 5,
         verify_digests: true,
         trace_reads: 10_000,
         trace_barriers: 100,
@@ -105,15 +115,32 @@ fn run_barriers(engine: EngineKind, sqpoll: bool) {
         ..ReaderOptions::default()
     };
     let mut mounts = mounts_of(&plan, None).unwrap();
-    let pace = Emulation { rate_bytes_per_s: 50_000_000, latency_ns: 100_000, per_read_ns: 1000, jitter: 0.1, seed: 1 };
+    let pace = Emulation {
+        rate_bytes_per_s: 50_000_000,
+        latency_ns: 100_000,
+        per_read_ns: 1000,
+        jitter: 0.1,
+        seed: 1,
+        ..Emulation::default()
+    };
     mounts.iter_mut().for_each(|mount| mount.emulate = Some(pace)); // alike, so that both serve and experts are cut
     let mut reader = ExpertReader::open(&plan, &mounts, &options, Clock::start()).unwrap();
     let handle = reader.handle();
-    let experts: Vec<ExpertId> = (0..EXPERTS).map(ExpertId).collect();
-    let step = StepInfo { step: 0, phase: Phase::Decode, pos: 0, rows: 1 };
-    let mut sum = 0u64;
-    for _ in 0..BARRIERS {
+    let (mut sum, mut asked) = (0u64, 0);
+    let guesses: Vec<Guess> = (0..5).map(|e| Guess { expert: ExpertId(e), score: 1.0 }).collect();
+    for at in 0..BARRIERS {
+        let step = StepInfo { step: at, phase: Phase::Decode, pos: at, rows: 1 };
+        let (first, count) = if ahead.is_some() { (at as u16 / 4, 7) } else { (0, EXPERTS) };
+        let experts: Vec<ExpertId> = (first..first + count).map(|e| ExpertId(e % EXPERTS)).collect();
+        asked += experts.iter().map(|e| u64::from(e.0)).sum::<u64>();
         ARMED.store(true, Ordering::SeqCst);
+        if ahead == Some(PrefetchPolicy::NextRouter) {
+            reader.hint(&step, layer, &guesses[..3]);
+            reader.hint(&step, layer, &guesses);
+            if at % 5 == 4 {
+                reader.retract(&step, layer);
+            }
+        }
         let mut barrier = Barrier::open(&mut reader, &step, layer, &experts).unwrap();
         while let Some(lease) = barrier.next_arrival().unwrap() {
             sum += u64::from(lease.bytes()[0]);
@@ -121,12 +148,19 @@ fn run_barriers(engine: EngineKind, sqpoll: bool) {
         drop(barrier);
         ARMED.store(false, Ordering::SeqCst);
     }
-    assert_eq!(sum, BARRIERS * (0..u64::from(EXPERTS)).sum::<u64>());
+    assert_eq!(sum, asked);
     let seen = handle.counters();
-    assert!(seen.waves > BARRIERS && seen.drives.iter().all(|d| d.reads > 0), "waves and both drives took part");
-    assert!(seen.experts_split > 0 && seen.part_sum_errors == 0, "experts came in parts");
-    assert!(seen.hedges_issued > 0, "reads were hedged");
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "{engine}, sqpoll {sqpoll}");
+    if ahead.is_some() {
+        let issued: u64 = seen.drives.iter().map(|d| d.prefetch.issued.reads).sum();
+        let (p, c) = (&seen.prefetch, &seen.cache);
+        assert!(issued > 0 && p.losers > 0, "guesses were read and wrong: {p:?}");
+        assert!(c.hits > 0 && c.evictions > 0, "experts stayed and went: {c:?}");
+    } else {
+        assert!(seen.waves > BARRIERS && seen.drives.iter().all(|d| d.reads > 0), "waves and both drives took part");
+        assert!(seen.experts_split > 0 && seen.part_sum_errors == 0, "experts came in parts");
+        assert!(seen.hedges_issued > 0, "reads were hedged");
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "{engine}, sqpoll {sqpoll}, {ahead:?}");
     ARMED.store(true, Ordering::SeqCst);
     drop(std::hint::black_box(Box::new(1)));
     ARMED.store(false, Ordering::SeqCst);

@@ -118,9 +118,10 @@ fn the_trace_of_a_real_decode_is_explained_and_agrees_with_the_reader() {
         }
     }
     let figures = text(at, &["trace", "replay", "tr", "--plot-dir", "figs"]);
-    assert_eq!(figures.lines().count(), 6);
+    // six figures, and windows of 1 s where the run is long enough for two
+    assert!([12, 14].contains(&figures.lines().count()), "{figures}");
     assert!(figures.lines().all(|f| at.join(f).metadata().unwrap().len() > 1000), "{figures}");
-    let svg = fs::read_to_string(at.join("figs/timeline.svg")).unwrap();
+    let svg = fs::read_to_string(at.join("figs/timeline-10ms.svg")).unwrap();
     assert!(svg.contains("emulated drives") && svg.contains("coral"));
     text(at, &["trace", "replay", "tr", "--plot-dir", "figs", "--step", "2"]);
     assert!(at.join("figs/waterfall-step-2.png").exists());

@@ -5,7 +5,7 @@ use crate::decode::KernelIsa;
 use crate::decode::generate::DEFAULT_PIECE_ROWS;
 use crate::decode::sampler::SamplerOptions;
 use crate::knob::Knob;
-use crate::reader::ReaderOptions;
+use crate::reader::{PrefetchPolicy, ReaderOptions};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -79,6 +79,10 @@ pub struct RunConfig {
     pub resident: bool,
     /// Where every read and barrier is written.
     pub trace: Option<PathBuf>,
+    /// Run once more with every expert in memory, and compare.
+    pub reference: bool,
+    /// Sample the drives' devices beside a trace.
+    pub monitor: bool,
     /// The prompt.
     pub prompt: Option<String>,
     /// A file with the prompt.
@@ -105,6 +109,8 @@ impl Default for RunConfig {
             drives: None,
             resident: false,
             trace: None,
+            reference: false,
+            monitor: true,
             prompt: None,
             prompt_file: None,
             special: false,
@@ -187,7 +193,29 @@ impl Asked {
             Knob::Direct,
             Knob::VerifyDigests,
             Knob::ReadTimeout,
+            Knob::Prefetch,
+            Knob::PrefetchDepth,
+            Knob::PrefetchExperts,
+            Knob::PrefetchQueueDepth,
+            Knob::PrefetchGovernor,
+            Knob::CacheBytes,
+            Knob::CachePolicy,
         ];
+        if self.given.contains(&Knob::Monitor) && self.config.trace.is_none() {
+            return Err(ConfigError::Contradiction(
+                "monitor decides what is written beside a trace; give --trace, or leave it out".into(),
+            ));
+        }
+        let ahead = [Knob::PrefetchDepth, Knob::PrefetchExperts, Knob::PrefetchQueueDepth, Knob::PrefetchGovernor];
+        if self.config.reader.prefetch == PrefetchPolicy::None
+            && self.repeats.is_none()
+            && let Some(knob) = ahead.iter().find(|k| self.given.contains(k))
+        {
+            return Err(ConfigError::Contradiction(format!(
+                "{} does nothing without prefetch; give --prefetch, or leave it out",
+                knob.name()
+            )));
+        }
         match reading.iter().find(|k| self.config.resident && self.given.contains(k)) {
             Some(knob) => Err(ConfigError::Contradiction(format!(
                 "resident reads no drive, so {} would do nothing; leave one of them out",
@@ -223,6 +251,9 @@ impl RunConfig {
         }
         if self.resident && (self.plan.is_some() || self.drives.is_some() || self.trace.is_some()) {
             return no("resident holds every expert in memory; it goes with no plan, drives or trace");
+        }
+        if self.resident && self.reference {
+            return no("--reference compares a run from drives with one in memory; --resident is in memory already");
         }
         if self.plan.is_none() && self.drives.is_some() {
             return no("--drives goes with --plan; make one with `argodrive plan`");

@@ -3,7 +3,7 @@
 
 use super::config::{ModelOptions, RunConfig};
 use super::seen::Seen;
-use super::{evidence_decode as decode, evidence_reader as reader};
+use super::{evidence_ahead as ahead, evidence_decode as decode, evidence_reader as reader};
 use crate::decode::sampler::SamplerOptions;
 use crate::drive::spec::DriveSpec;
 use crate::knob::Knob;
@@ -66,6 +66,8 @@ pub fn judge(
         drives: _, // judged as the layout
         resident,
         trace,
+        reference,
+        monitor,
         prompt: _,      // input, recorded
         prompt_file: _, // input, recorded
         special,
@@ -86,6 +88,16 @@ pub fn judge(
                 allow_buffered: _, // lets a run go on; the fallback itself contradicts `direct`
                 verify_digests,
                 read_timeout_ms,
+                prefetch,
+                prefetch_depth,
+                prefetch_experts,
+                prefetch_queue_depth,
+                prefetch_governor,
+                prefetch_table: _, // input of the policy
+                cache_bytes,
+                cache_policy,
+                cache_heat: _,     // input of the policy
+                demand_reserve: _, // set by the run from the model
                 trace_reads: _,    // sized by the run for `trace`
                 trace_barriers: _, // sized by the run for `trace`
             },
@@ -104,6 +116,13 @@ pub fn judge(
             Knob::Direct => reader::direct(case, *direct),
             Knob::VerifyDigests => reader::verify_digests(case, *verify_digests),
             Knob::ReadTimeout => reader::read_timeout(case, *read_timeout_ms),
+            Knob::Prefetch => ahead::prefetch(case, *prefetch),
+            Knob::PrefetchDepth => ahead::depth(case, *prefetch_depth, *prefetch),
+            Knob::PrefetchExperts => ahead::experts(case, *prefetch_experts),
+            Knob::PrefetchQueueDepth => ahead::queue_depth(case, *prefetch_queue_depth),
+            Knob::PrefetchGovernor => ahead::governor(case, *prefetch_governor),
+            Knob::CacheBytes => ahead::cache_bytes(case, *cache_bytes),
+            Knob::CachePolicy => ahead::cache_policy(case, *cache_policy),
             Knob::Pace => reader::pace(case),
             Knob::Resident => decode::resident(case, *resident),
             Knob::Kernels => decode::kernels(case, kernels),
@@ -116,6 +135,8 @@ pub fn judge(
             Knob::Seed => decode::seed(case, *seed),
             Knob::Special => decode::special(case, *special),
             Knob::Trace => decode::trace(case, trace.is_some()),
+            Knob::Reference => decode::reference(case, *reference),
+            Knob::Monitor => decode::monitor(case, trace.is_some() && *monitor),
         };
         Evidence { name: knob.name().into(), asked, seen, verdict, under_test: under_test.contains(&knob) }
     };

@@ -1,6 +1,7 @@
-//! Evidence for the settings of decoding: where experts are, kernels, limits, sampling, trace.
+//! Evidence for the settings of decoding: where experts are, kernels, limits, sampling, trace, monitor.
 
 use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
+use super::seen::Traced;
 use crate::decode::KernelIsa;
 use crate::decode::generate::StopReason;
 use crate::decode::sampler::SamplerState;
@@ -136,15 +137,54 @@ pub(super) fn special(case: &Case<'_>, asked: bool) -> Judged {
     (on_off(asked), verdict, format!("{count} special tokens in the prompt"))
 }
 
-/// On: reads and barriers were written. Off: nothing was.
+/// On: reads, barriers and routes were written. Off: no read was kept (barriers are, for the verdict; they are not
+/// written).
 pub(super) fn trace(case: &Case<'_>, asked: bool) -> Judged {
     let (verdict, seen) = match (asked, case.seen.traced) {
-        (true, Some((reads @ 1.., barriers @ 1..))) => {
-            (Verdict::Proved, format!("{reads} reads and {barriers} barriers written"))
+        (true, Some(Traced { reads: reads @ 1.., barriers: barriers @ 1.., routes: routes @ 1.. })) => {
+            (Verdict::Proved, format!("{reads} reads, {barriers} barriers, {routes} routes written"))
         }
         (true, _) => (Verdict::Contradicted, "nothing was written".into()),
-        (false, None) => (Verdict::Proved, "nothing written".into()),
-        (false, Some((reads, _))) => (Verdict::Contradicted, format!("{reads} reads were traced")),
+        (false, None) => (Verdict::Proved, "no read kept, nothing written".into()),
+        (false, Some(Traced { reads, .. })) => (Verdict::Contradicted, format!("{reads} reads were traced")),
+    };
+    (on_off(asked), verdict, seen)
+}
+
+/// On: memory handed experts out in a second run, which gave the same tokens. Off: there was no second run.
+pub(super) fn reference(case: &Case<'_>, asked: bool) -> Judged {
+    let interrupted = case.seen.generation.as_ref().is_some_and(|g| g.stopped == StopReason::Interrupted);
+    let (verdict, seen) = match (asked, &case.seen.reference) {
+        (true, Some(r)) if !r.same_tokens => {
+            (Verdict::Contradicted, "with every expert in memory the tokens are others: one of the two is wrong".into())
+        }
+        (true, Some(r)) if r.leases > 0 => {
+            (Verdict::Proved, format!("the same tokens with {} experts from memory", r.leases))
+        }
+        (true, None) if interrupted || case.seen.reference_interrupted => {
+            (Verdict::Unverified, "interrupted before it was over".into())
+        }
+        (true, _) => (Verdict::Contradicted, "there was no run from memory".into()),
+        (false, None) => (Verdict::Proved, "no second run".into()),
+        (false, Some(r)) => (Verdict::Contradicted, format!("{} experts from memory in a second run", r.leases)),
+    };
+    (on_off(asked), verdict, seen)
+}
+
+/// On: devices were sampled and windows written. Off: nothing was sampled.
+pub(super) fn monitor(case: &Case<'_>, asked: bool) -> Judged {
+    let (verdict, seen) = match (asked, case.seen.sampled) {
+        (true, None) => (Verdict::Contradicted, "nothing was sampled".into()),
+        (false, None) => (Verdict::Proved, "nothing sampled".into()),
+        (false, Some(s)) => (Verdict::Contradicted, format!("{} ticks were sampled", s.ticks)),
+        (true, Some(s)) if s.devices == 0 => {
+            (Verdict::Unverified, "the drives' block devices could not be found: drives alone have windows".into())
+        }
+        (true, Some(s)) => {
+            let seen =
+                format!("windows: {} of devices ({}), {} of drives", s.device_windows, s.devices, s.drive_windows);
+            (switch(true, s.device_windows > 0 && s.drive_windows > 0), seen)
+        }
     };
     (on_off(asked), verdict, seen)
 }

@@ -133,7 +133,8 @@ pub(super) fn hedge(case: &Case<'_>, asked: Option<u16>) -> Judged {
 pub(super) fn engine(case: &Case<'_>, asked: EngineKind) -> Judged {
     let name = asked.to_string();
     let Some(counters) = &case.seen.reader else { return unseen(name) };
-    let reads = |kind| counters.drives.iter().map(|d| d.engine.work.reads_of(kind)).sum::<u64>();
+    let engines = || counters.drives.iter().flat_map(|d| std::iter::once(&d.engine).chain(&d.prefetch_engine));
+    let reads = |kind| engines().map(|e| e.work.reads_of(kind)).sum::<u64>();
     let done: Vec<(EngineKind, u64)> =
         EngineKind::ALL.iter().map(|&kind| (kind, reads(kind))).filter(|(_, n)| *n > 0).collect();
     let seen: Vec<String> = done.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
@@ -204,7 +205,7 @@ pub(super) fn direct(case: &Case<'_>, asked: bool) -> Judged {
     (asked_text, verdict, seen)
 }
 
-/// Every delivered expert was checked, or none.
+/// Every expert that a drive delivered was checked, or none.
 pub(super) fn verify_digests(case: &Case<'_>, asked: bool) -> Judged {
     let Some(counters) = &case.seen.reader else { return unseen(on_off(asked)) };
     let checked: u64 = counters.drives.iter().map(|d| d.digests_checked).sum();

@@ -21,6 +21,8 @@ const FOREIGN_FLOOR_BYTES: u64 = 16 << 20;
 const MAX_STEAL_SHARE: f64 = 0.25;
 /// Files younger than this may read faster than they will later.
 const SETTLED_S: u64 = 600;
+/// Name of the guard that compares tokens.
+pub(super) const TOKEN_IDENTITY: &str = "token identity";
 /// Memory that should be free when a run starts.
 const MIN_FREE_SHARE: f64 = 0.05;
 
@@ -83,6 +85,18 @@ pub struct RunFacts<'a> {
     pub tokens: (&'a str, Option<&'a str>),
 }
 
+/// What the guards are told about plain reads.
+pub struct ReadFacts {
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Reads went past the page cache, as far as files were opened so.
+    pub direct: bool,
+    /// Residency before and after.
+    pub residency: Option<(Residency, Residency)>,
+    /// Age of the youngest file.
+    pub youngest_file_s: Option<u64>,
+}
+
 impl Watch {
     /// Reads the machine's counters.
     pub fn start(mounts: &[DriveSpec]) -> Self {
@@ -93,6 +107,34 @@ impl Watch {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let memory = kib(&meminfo, "MemAvailable:").zip(kib(&meminfo, "MemTotal:"));
         Self { devices, all_mapped, before, memory }
+    }
+
+    /// Judges the guards of plain reads: nothing of a plan, nothing of tokens. `all_emulated` = the pace of every drive is
+    /// its own, so that what others read of the disk behind decides nothing.
+    pub fn finish_reads(self, reads: &ReadFacts, all_emulated: bool) -> Vec<Guard> {
+        let after = Machine::read(&self.devices);
+        let mut out = vec![
+            cold_reads(reads),
+            swap(self.before.swap_used_bytes, after.swap_used_bytes),
+            steal(self.before.cpu_ticks, after.cpu_ticks),
+            memory(self.memory),
+        ];
+        let facts = RunFacts {
+            streamed: None,
+            read_bytes: reads.read_bytes,
+            direct: reads.direct,
+            residency: reads.residency,
+            sample: None,
+            tokens: ("", None),
+        };
+        let moved = self.before.device_bytes.zip(after.device_bytes).map(|(b, a)| a.wrapping_sub(b));
+        let [covered, mut foreign] = device_bytes(&facts, moved.filter(|_| self.all_mapped), &self.devices);
+        if all_emulated && foreign.verdict == GuardVerdict::Tripped {
+            foreign.verdict = GuardVerdict::Unverified;
+            foreign.seen.push_str("; emulated drives are judged by their pace instead");
+        }
+        out.extend([covered, foreign, age_guard(reads.youngest_file_s)]);
+        out
     }
 
     /// Judges all guards after the run.
@@ -143,6 +185,27 @@ fn cold(facts: &RunFacts<'_>) -> Guard {
             let cold = before.share() <= MAX_RESIDENT_SHARE;
             guard(name, if cold { GuardVerdict::Held } else { GuardVerdict::Tripped }, seen)
         }
+    }
+}
+
+/// Direct reads leave nothing in the page cache: what is there afterwards came from it.
+fn cold_reads(reads: &ReadFacts) -> Guard {
+    let name = "cold start";
+    let Some((before, after)) = reads.residency else {
+        return guard(name, GuardVerdict::Unverified, "this kernel does not tell what is in the page cache");
+    };
+    let seen = format!(
+        "{:.1} % of {} sampled bytes in the page cache before, {:.1} % after (limit {:.0} %)",
+        before.share() * 100.0,
+        before.asked_bytes,
+        after.share() * 100.0,
+        MAX_RESIDENT_SHARE * 100.0
+    );
+    let cold = before.share() <= MAX_RESIDENT_SHARE;
+    match (cold, reads.direct) {
+        (true, true) if after.share() <= MAX_RESIDENT_SHARE => guard(name, GuardVerdict::Held, seen),
+        (true, false) => guard(name, GuardVerdict::Unverified, format!("{seen}; later reads may find the first in it")),
+        _ => guard(name, GuardVerdict::Tripped, seen),
     }
 }
 
@@ -209,8 +272,12 @@ fn device_bytes(facts: &RunFacts<'_>, moved: Option<u64>, devices: &[BlockDevice
 }
 
 fn file_age(facts: &RunFacts<'_>) -> Guard {
+    age_guard(facts.sample.and_then(|s| s.youngest_file_s))
+}
+
+fn age_guard(youngest_s: Option<u64>) -> Guard {
     let name = "file age";
-    match facts.sample.and_then(|s| s.youngest_file_s) {
+    match youngest_s {
         None => guard(name, GuardVerdict::Unverified, "file times cannot be read"),
         Some(age) if age >= SETTLED_S => guard(name, GuardVerdict::Held, format!("youngest file written {age} s ago")),
         Some(age) => guard(
@@ -249,7 +316,7 @@ fn drive_map(facts: &RunFacts<'_>) -> Guard {
 }
 
 fn token_identity(facts: &RunFacts<'_>) -> Guard {
-    let name = "token identity";
+    let name = TOKEN_IDENTITY;
     match facts.tokens {
         (_, None) => guard(name, GuardVerdict::Unverified, "no control to compare with"),
         (seen, Some(control)) if seen == control => guard(name, GuardVerdict::Held, format!("tokens {seen}")),
@@ -257,6 +324,11 @@ fn token_identity(facts: &RunFacts<'_>) -> Guard {
             guard(name, GuardVerdict::Tripped, format!("tokens {seen}, the control gave {control}"))
         }
     }
+}
+
+/// Memory that can be had now, where the system tells.
+pub(super) fn available_bytes() -> Option<u64> {
+    kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
 }
 
 /// A `kB` line of `/proc/meminfo` in bytes.
@@ -304,6 +376,23 @@ mod tests {
         assert_eq!(swap(Some(5), Some(5)).verdict, GuardVerdict::Held);
         assert_eq!(swap(None, Some(5)).verdict, GuardVerdict::Unverified);
         assert_eq!(kib("SwapTotal:  8 kB\n", "SwapTotal:"), Some(8192));
+    }
+
+    #[test]
+    fn plain_reads_are_cold_before_and_after() {
+        let some = |resident_bytes| Residency { resident_bytes, asked_bytes: 1000 };
+        let reads = |before, after, direct| ReadFacts {
+            read_bytes: 0,
+            direct,
+            residency: Some((some(before), some(after))),
+            youngest_file_s: None,
+        };
+        assert_eq!(cold_reads(&reads(0, 5, true)).verdict, GuardVerdict::Held);
+        assert_eq!(cold_reads(&reads(0, 500, true)).verdict, GuardVerdict::Tripped);
+        assert_eq!(cold_reads(&reads(500, 0, true)).verdict, GuardVerdict::Tripped);
+        assert_eq!(cold_reads(&reads(0, 500, false)).verdict, GuardVerdict::Unverified);
+        let blind = ReadFacts { residency: None, ..reads(0, 0, true) };
+        assert_eq!(cold_reads(&blind).verdict, GuardVerdict::Unverified);
     }
 
     #[test]

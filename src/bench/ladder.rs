@@ -7,16 +7,20 @@
 
 use super::config::Asked;
 use super::guards::device_key;
+use super::planning::{PlanningError, drive_set};
 use super::record::{RecordError, RunRecord, write_json};
 use super::run::{RunError, RunSpec, run};
 use crate::decode::generate::Rates;
 use crate::drive::device::identity_of;
+use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
 use crate::knob::Knob;
+use crate::layout::heat::Heat;
 use crate::layout::plan::{Plan, PlanDrive, PlanError};
-use crate::layout::planner;
-use crate::layout::policy::Policy;
+use crate::layout::planner::{self, PlanRequest};
+use crate::layout::policy::PolicyFile;
 use crate::open::Model;
+use crate::replay::verdict::Verdict;
 use crate::stage::{self, StageError, StageOptions};
 use crate::stats::{self, StatsError};
 use crate::store::import::Progress;
@@ -39,6 +43,9 @@ pub enum LadderError {
     /// A rung could not be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A rung's drives could not be planned for.
+    #[error(transparent)]
+    Planning(#[from] PlanningError),
     /// A rung could not be staged.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -69,7 +76,11 @@ pub struct LadderSpec<'a> {
     /// The drives, in the order in which rungs add them.
     pub drives: &'a [DriveSpec],
     /// The layout policy of every rung.
-    pub policy: &'a Policy,
+    pub policy: &'a PolicyFile,
+    /// What is hot, for policies that place by it.
+    pub heat: Option<&'a Heat>,
+    /// What the drives do, if it was measured.
+    pub profile: Option<&'a Profile>,
     /// Hashes that go into the plans.
     pub inputs: &'a BTreeMap<String, String>,
     /// The configuration of every run; its plan and drives are set by the rung.
@@ -128,6 +139,9 @@ pub struct Rung {
     pub barrier_mean_ns: u64,
     /// Runs that count.
     pub runs: usize,
+    /// Where the time of decoding went, all runs that count together; its `drive` counts `drives` from 0.
+    #[serde(default)]
+    pub verdict: Option<Verdict>,
 }
 
 /// A climbed ladder.
@@ -200,7 +214,10 @@ fn plan_and_stage(
             mounts.iter().map(|d| PlanDrive { name: d.name.clone(), path: d.path.clone() }).collect();
         let mut inputs = spec.inputs.clone();
         inputs.extend(mounts.iter().map(|d| (device_key(&d.name), identity_of(&d.path))));
-        let plan = planner::plan(&catalog, &drives, spec.policy, 0, inputs)?;
+        let set = drive_set(mounts, spec.profile, spec.policy)?;
+        let (policy, heat) = (spec.policy, spec.heat);
+        let request = PlanRequest { catalog: &catalog, drives: &drives, policy, heat, set: &set, inputs };
+        let plan = planner::plan_with(request)?.plan;
         let path = spec.folder.join(format!("rung{count}.plan.json"));
         write_atomic(&path, plan.to_json()?.as_bytes()).map_err(|e| kept(&path, e))?;
         let paths: Vec<PathBuf> = mounts.iter().map(|d| d.path.clone()).collect();
@@ -338,6 +355,7 @@ fn summarise(
             io_wait_share: median(&|r| r.io_wait_share)?,
             barrier_mean_ns: median(&|r| r.barrier_mean_ns as f64)? as u64,
             runs: runs.len(),
+            verdict: Verdict::of_all(runs.iter().filter_map(|r| r.verdict.as_ref())),
         });
     }
     let first = out.first().map_or(0.0, |r| r.rates.decode_tok_s);
@@ -349,7 +367,7 @@ fn summarise(
     let record = LadderRecord {
         version: super::record::RECORD_VERSION,
         model_id: model.manifest.model_id.clone(),
-        policy: spec.policy.name().to_string(),
+        policy: spec.policy.policy.name().to_string(),
         emulated,
         rungs: out,
         token_hash,

@@ -5,8 +5,11 @@ use super::config::RunConfig;
 use super::environment::Environment;
 use super::evidence::Evidence;
 use super::guards::Guard;
+use super::reference::ReferenceRecord;
 use crate::decode::generate::Rates;
+use crate::replay::verdict::Verdict;
 use crate::sys::durable::write_atomic;
+use crate::trace::windows::SamplerFigures;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -51,6 +54,15 @@ pub struct DriveRecord {
     pub landed_last: u64,
     /// Reads of copies that are not the primary.
     pub replica_reads: u64,
+    /// Bytes of prefetch reads that were there when they were demanded.
+    #[serde(default)]
+    pub prefetch_useful_bytes: u64,
+    /// Bytes of prefetch reads that were demanded while they were on their way.
+    #[serde(default)]
+    pub prefetch_late_bytes: u64,
+    /// Bytes of prefetch reads for nothing.
+    #[serde(default)]
+    pub prefetch_wasted_bytes: u64,
     /// Median completion latency (clat) in nanoseconds.
     pub clat_p50_ns: u64,
     /// 99th percentile of clat in nanoseconds.
@@ -105,6 +117,12 @@ pub struct RunRecord {
     pub io_wait_share: f64,
     /// Mean wait per barrier while decoding, in nanoseconds.
     pub barrier_mean_ns: u64,
+    /// Where the time of decoding went; its `drive` counts `drives` from 0. `None` when no token was decoded.
+    #[serde(default)]
+    pub verdict: Option<Verdict>,
+    /// The same run with every expert in memory, if it was asked for.
+    #[serde(default)]
+    pub reference: Option<ReferenceRecord>,
     /// Per drive.
     pub drives: Vec<DriveRecord>,
     /// Whether any drive's pace was emulated: then no figure here is a speed of the hardware.
@@ -121,6 +139,9 @@ pub struct RunRecord {
     pub config: RunConfig,
     /// Where the drives were.
     pub mounts: Vec<MountRecord>,
+    /// What sampling the drives' devices did and cost, if the run did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampler: Option<SamplerFigures>,
     /// The machine.
     pub environment: Environment,
 }

@@ -1,13 +1,17 @@
 //! What a run really did, gathered from the counters of the code that did it: the facts that `evidence` judges. Nothing
 //! here is taken from the configuration.
 
+use super::reference::ReferenceRecord;
+use super::sampled::SampledCounts;
 use crate::decode::generate::Generation;
+use crate::decode::guess::GuessesMade;
 use crate::decode::sampler::SamplerCounters;
 use crate::decode::{Decoder, KernelIsa};
 use crate::drive::spec::DriveSpec;
 use crate::ids::{DriveId, Extent};
 use crate::layout::plan::Plan;
 use crate::reader::ReaderCounters;
+use crate::source::guess::GuessCountsByDepth;
 use crate::store::manifest::{DriveManifest, drive_folder};
 use crate::sys::cache::drop_file;
 use crate::sys::cachestat::residency;
@@ -31,6 +35,10 @@ pub struct Seen {
     pub residency: Option<(Residency, Residency)>,
     /// Matrix products by the instruction set whose code computed them.
     pub kernel_calls: Vec<(KernelIsa, u64)>,
+    /// How good the decoder's guesses were, by layers ahead.
+    pub guesses: GuessCountsByDepth,
+    /// Who in the decoder made them.
+    pub guesses_made: GuessesMade,
     /// Rows of the widest pass.
     pub widest_rows: u64,
     /// Tokens of text that the session held at the end.
@@ -41,8 +49,25 @@ pub struct Seen {
     pub sampler: SamplerCounters,
     /// Tokens and times.
     pub generation: Option<Generation>,
-    /// Reads and barriers that were written as a trace; `None` when there was no trace.
-    pub traced: Option<(u64, u64)>,
+    /// What was written as a trace; `None` when no read was kept.
+    pub traced: Option<Traced>,
+    /// What the sampler of devices counted; `None` when it did not run.
+    pub sampled: Option<SampledCounts>,
+    /// The run from memory, if there was one.
+    pub reference: Option<ReferenceRecord>,
+    /// It was begun and ended early.
+    pub reference_interrupted: bool,
+}
+
+/// Rows of a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traced {
+    /// Reads.
+    pub reads: u64,
+    /// Barriers.
+    pub barriers: u64,
+    /// Choices of routers.
+    pub routes: u64,
 }
 
 /// Page-cache residency of a sample of the extents that a run reads.
@@ -101,6 +126,11 @@ impl ResidencySample {
         };
         let youngest_file_s = files.values().filter_map(|(file, _)| age(file)).min();
         Some(Self { files: files.into_values().collect(), youngest_file_s })
+    }
+
+    /// A sample of these extents of open files.
+    pub fn over(files: Vec<(File, Vec<Extent>)>, youngest_file_s: Option<u64>) -> Self {
+        Self { files, youngest_file_s }
     }
 
     /// Residency now; `None` where the kernel does not tell.

@@ -76,7 +76,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None if model.has_experts() => Box::new(model.resident()?),
         None => Box::new(NoExperts),
     };
-    let mut session = model.session(config.model.max_context, config.model.prefill_rows, clock)?;
+    let mut session =
+        model.session(config.model.max_context, config.model.prefill_rows, config.reader.prefetch, clock)?;
     let interrupted = interrupt_flag()?;
     let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new(Role::System, s.clone())).collect();
     let mut next_message = args.message.clone();

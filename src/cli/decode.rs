@@ -4,9 +4,9 @@
 use super::run_args::{
     ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start,
 };
-use super::{REJECTED, WIDTH, evidence, print_json, remark};
+use super::{REJECTED, WIDTH, evidence, print_json, remark, verdict};
 use crate::bench::record::{self, RunRecord};
-use crate::bench::run::{RunResult, RunSpec, run as run_once};
+use crate::bench::run::{RunResult, RunSpec, run_while};
 use crate::decode::generate::StopReason;
 use crate::knob::Knob;
 use crate::model::text_stream::TextStream;
@@ -37,9 +37,15 @@ pub struct Args {
     /// Hold every expert in memory instead of streaming
     #[arg(long)]
     resident: bool,
-    /// Write every read and barrier to this folder
+    /// Run once more with every expert in memory: the tokens must be the same, and its time is what compute alone takes
+    #[arg(long)]
+    reference: bool,
+    /// Write every read, barrier and route to this folder, and what the drives' devices moved in windows of 10 ms
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
+    /// Do not sample the drives' devices beside the trace (windows.csv)
+    #[arg(long)]
+    no_monitor: bool,
     /// A TOML file with settings, or a record to run again; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -79,9 +85,17 @@ impl Args {
             c.resident = true;
             given.insert(Knob::Resident);
         }
+        if self.reference {
+            c.reference = true;
+            given.insert(Knob::Reference);
+        }
         if self.trace.is_some() {
             c.trace.clone_from(&self.trace);
             given.insert(Knob::Trace);
+        }
+        if self.no_monitor {
+            c.monitor = false;
+            given.insert(Knob::Monitor);
         }
         self.prompt.apply(&mut asked);
         self.sampler.apply(&mut asked);
@@ -137,7 +151,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         prompt: &prompt,
         control: None,
     };
-    let result = run_once(&model, &spec, &mut |token| {
+    let mut on_token = |token| {
         let bytes = if asked.config.special {
             model.tokenizer.decode_bytes(&[token])
         } else {
@@ -145,7 +159,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         };
         let flow = show(&stream.push(&bytes));
         if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { flow }
-    })?;
+    };
+    let result = run_while(&model, &spec, &mut on_token, &|| !interrupted.load(Ordering::SeqCst))?;
     let _ = show(&stream.finish());
     if let Some(e) = broken {
         return Err(e.into());
@@ -197,12 +212,16 @@ fn json(result: &RunResult, prompt: &[u32], text: &str) -> serde_json::Value {
                 "clat_p99_ns": d.clat_p99_ns, "emulated": d.emulated})
         })
         .collect();
-    serde_json::json!({
+    let names: Vec<&str> = record.drives.iter().map(|d| d.name.as_str()).collect();
+    let mut value = serde_json::json!({
         "text": text, "token_ids": result.generation.token_ids, "prompt_token_ids": prompt,
         "stopped": result.generation.stopped, "rates": record.rates, "io_wait_share": record.io_wait_share,
         "barrier_mean_ns": record.barrier_mean_ns, "plan_hash": record.plan_hash, "emulated": record.emulated,
         "drives": drives, "settings": record.settings, "guards": record.guards, "rejected": record.rejected,
-    })
+        "reference": record.reference,
+    });
+    value["verdict"] = record.verdict.as_ref().map(|v| verdict::json(v, &names)).into();
+    value
 }
 
 /// Rates and drives for people, on stderr so that stdout holds the text alone.
@@ -228,7 +247,7 @@ fn report(result: &RunResult) {
         if record.emulated { "   (EMULATED drives)" } else { "" },
     );
     if record.drives.is_empty() {
-        let _ = writeln!(out, "experts in memory: no drive was read");
+        let _ = writeln!(out, "not storage-bound: no drive was read");
         return;
     }
     let _ = writeln!(
@@ -259,5 +278,18 @@ fn report(result: &RunResult) {
             units::duration(d.clat_p99_ns),
         ]);
     }
-    let _ = write!(out, "{}", table.render(WIDTH));
+    let _ = writeln!(out, "{}", table.render(WIDTH));
+    let names: Vec<&str> = record.drives.iter().map(|d| d.name.as_str()).collect();
+    match &record.verdict {
+        Some(v) => {
+            let text = verdict::sentence(v, &names);
+            let _ = writeln!(out, "{}{}", verdict::table(v, "wall time of decoding"), verdict::wrapped(&text));
+        }
+        None => {
+            let _ = writeln!(out, "no verdict: one token was generated, and so no decoding pass was run");
+        }
+    }
+    if let Some(reference) = &record.reference {
+        let _ = writeln!(out, "{}", verdict::wrapped(&verdict::reference(reference, record.verdict.as_ref())));
+    }
 }

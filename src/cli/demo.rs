@@ -8,9 +8,9 @@ use crate::bench::config::{Asked, RunConfig};
 use crate::bench::ladder::LadderSpec;
 use crate::bench::record;
 use crate::bench::run::{RunSpec, run as run_once};
-use crate::drive::spec::{self, DriveSpec, Emulation};
+use crate::drive::spec::{self, DriveSpec, Emulation, RateSchedule};
 use crate::layout::planner;
-use crate::layout::policy::Policy;
+use crate::layout::policy::{Policy, PolicyFile};
 use crate::model::chat::{ChatOptions, Message, Role};
 use crate::model::text_stream::TextStream;
 use crate::open::Model;
@@ -32,8 +32,14 @@ use std::sync::atomic::Ordering;
 const DRIVES: usize = 4;
 /// Pace of each: decoding waits for it, and the first read of a barrier has 4 ms, so that a shared virtual machine (whose
 /// disk took longer than 2.3 ms for one read in fifty) seldom misses a deadline.
-const PACE: Emulation =
-    Emulation { rate_bytes_per_s: 10_000_000, latency_ns: 1_500_000, per_read_ns: 0, jitter: 0.0, seed: 0 };
+const PACE: Emulation = Emulation {
+    rate_bytes_per_s: 10_000_000,
+    latency_ns: 1_500_000,
+    per_read_ns: 0,
+    jitter: 0.0,
+    seed: 0,
+    schedule: RateSchedule::NONE,
+};
 /// What the model is asked.
 const QUESTION: &str = "Tell me a short story about a fox.";
 /// Tokens of a ladder run: enough for steady decode, short enough for two minutes in all.
@@ -87,6 +93,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let policy = Policy::FullMirror {};
     let plan_drives = super::plan::plan_drives(&drives);
     let plan = planner::plan(&model.catalog(), &plan_drives, &policy, 0, device_inputs(&drives).collect())?;
+    let policy = PolicyFile::from(policy);
     let plan_path = folder.join("full-mirror.plan.json");
     write_atomic(&plan_path, plan.to_json()?.as_bytes()).with_context(|| plan_path.display().to_string())?;
     let mounts: Vec<PathBuf> = drives.iter().map(|d| d.path.clone()).collect();
@@ -97,16 +104,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     print(&format!("plan    {}: every expert on every drive; {} copied\n", plan_path.display(), units::bytes(copied)))?;
     let prompt = story_prompt(&model)?;
     let interrupted = interrupt_flag()?;
-    tell_story(&model, &plan, &drives, &prompt, &|| interrupted.load(Ordering::SeqCst))?;
+    let trace = folder.join("story-trace");
+    tell_story(&model, &plan, &drives, &prompt, &trace, &|| interrupted.load(Ordering::SeqCst))?;
     if interrupted.load(Ordering::SeqCst) {
         bail!("interrupted");
     }
+    let page = folder.join("story.html");
+    super::trace::write_page_of(&trace, &page)?;
+    print(&format!("who was waited for, and why: {}", page.display()))?;
     print("\nThe same prompt on 1, 2, 3 and 4 of these drives:\n")?;
     let results = record::new_folder(&folder.join("results"), "ladder")?;
     let asked = demo_config(&store, LADDER_TOKENS);
     let spec = LadderSpec {
         drives: &drives,
         policy: &policy,
+        heat: None,
+        profile: None,
         inputs: &BTreeMap::new(),
         asked: &asked,
         prompt: &prompt,
@@ -169,10 +182,13 @@ fn tell_story(
     plan: &crate::layout::plan::Plan,
     drives: &[DriveSpec],
     prompt: &[u32],
+    trace: &Path,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<()> {
     print(&format!("> {QUESTION}"))?;
-    let asked = demo_config(&model.folder, STORY_TOKENS);
+    let mut asked = demo_config(&model.folder, STORY_TOKENS);
+    std::fs::create_dir_all(trace).with_context(|| trace.display().to_string())?;
+    asked.config.trace = Some(trace.to_path_buf());
     let mut stream = TextStream::new();
     let say = |piece: String| {
         let mut out = std::io::stdout().lock();

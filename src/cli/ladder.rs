@@ -1,21 +1,26 @@
 //! `argodrive ladder`: real decode on 1, 2, ... N drives.
 
+use super::heat::read_heat;
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, warn_shared};
-use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark};
+use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark, verdict};
 use crate::bench::config::Asked;
 use crate::bench::ladder::{LadderEvent, LadderRecord, LadderSpec, check_options, climb};
 use crate::bench::record;
 use crate::drive::spec::{self, DriveSpec};
 use crate::open::Model;
 use crate::report::Figure;
+use crate::report::html;
 use crate::report::ladder::{LadderFigure, RungPoint};
 use crate::report::table::{Align, Table};
 use crate::report::units;
+use crate::sys::durable::write_atomic;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
+/// The page in a ladder's folder.
+const PAGE_FILE: &str = "report.html";
 /// Tokens of a run unless told otherwise.
 const DEFAULT_TOKENS: usize = 64;
 
@@ -31,6 +36,12 @@ pub struct Args {
     /// The layout policy, planned again for every rung
     #[arg(long, value_name = "FILE")]
     policy: PathBuf,
+    /// What is hot, for policies that place by it (`argodrive heat`)
+    #[arg(long, value_name = "FILE")]
+    heat: Option<PathBuf>,
+    /// What the drives do (`argodrive ceiling`)
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Order in which rungs add drives, by name; without it: emulated drives by rate, others as listed
@@ -66,7 +77,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     check_options(args.repetitions, asked.config.max_new)?;
     let drives = in_order(spec::load(&args.drives)?, &args.order)?;
     warn_shared(&drives)?;
-    let (policy, inputs) = plan_command::read_policy(&args.policy)?;
+    let (policy, mut inputs) = plan_command::read_policy(&args.policy)?;
+    let heat = args.heat.as_ref().map(|p| read_heat(p).context("--heat")).transpose()?;
+    if let Some(heat) = &heat {
+        inputs.insert("heat".into(), heat.hash()?);
+    }
+    let profile = plan_command::read_profile(args.profile.as_deref(), &mut inputs)?;
     let model = Model::load(&args.store, asked.config.model.isa()?)?;
     if !model.has_experts() {
         bail!("{}: a dense model reads no experts; there is no ladder to climb", args.store.display());
@@ -78,6 +94,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let spec = LadderSpec {
         drives: &drives,
         policy: &policy,
+        heat: heat.as_ref(),
+        profile: profile.as_ref(),
         inputs: &inputs,
         asked: &asked,
         prompt: &prompt,
@@ -146,11 +164,24 @@ pub(super) fn climb_and_draw(
         }
     })?;
     super::status("");
-    if ladder.rungs.is_empty() {
-        return Ok(ladder);
-    }
-    figure(&ladder, name).write(&spec.folder.join("ladder")).context("the ladder's figure")?;
+    let drawn = if ladder.rungs.is_empty() { None } else { Some(figure(&ladder, name)) };
+    let svg = drawn.map(|drawn| {
+        drawn.write(&spec.folder.join("ladder")).context("the ladder's figure")?;
+        drawn.svg().context("the ladder's figure")
+    });
+    // a ladder that does not count says on its page why
+    let page = html::ladder::page(name, &ladder, svg.transpose()?, environment_of_any(spec.folder));
+    let path = spec.folder.join(PAGE_FILE);
+    write_atomic(&path, page.render().as_bytes()).with_context(|| path.display().to_string())?;
     Ok(ladder)
+}
+
+/// The environment of the first record that is there.
+fn environment_of_any(folder: &Path) -> Vec<(String, String)> {
+    let mut arms: Vec<_> = std::fs::read_dir(folder.join("arms")).into_iter().flatten().flatten().collect();
+    arms.sort_by_key(std::fs::DirEntry::path);
+    let found = arms.iter().find_map(|arm| html::trace::environment_of(&arm.path().join("record.json")));
+    found.unwrap_or_default()
 }
 
 /// The ladder as a figure.
@@ -202,6 +233,14 @@ pub(super) fn show(ladder: &LadderRecord, folder: &Path) -> Result<()> {
         ]);
     }
     print(table.render(WIDTH).trim_end())?;
+    for r in &ladder.rungs {
+        if let Some(v) = &r.verdict {
+            let names: Vec<&str> = r.drives.iter().map(String::as_str).collect();
+            let waits = units::percent(v.share(v.stall_ns()));
+            let count = if names.len() == 1 { "1 drive".to_owned() } else { format!("{} drives", names.len()) };
+            print(&format!("{count}: {}, {waits} of the time waiting", verdict::label(v, &names)))?;
+        }
+    }
     let label = if ladder.emulated { "EMULATED drives: these are not speeds of this machine's hardware. " } else { "" };
     let tokens = if ladder.rejected.is_empty() { "; tokens identical on every rung" } else { "" };
     print(&format!("{label}Layout {}{tokens}.", ladder.policy))?;
@@ -209,8 +248,9 @@ pub(super) fn show(ladder: &LadderRecord, folder: &Path) -> Result<()> {
         print(&format!("REJECTED: {reason}"))?;
     }
     print(&format!("record  {}", folder.join("ladder.json").display()))?;
-    if ladder.rungs.is_empty() {
-        return Ok(());
+    if !ladder.rungs.is_empty() {
+        let [svg, png] = ["ladder.svg", "ladder.png"].map(|file| folder.join(file).display().to_string());
+        print(&format!("figure  {svg}\n        {png}"))?;
     }
-    print(&format!("figure  {}\n        {}", folder.join("ladder.svg").display(), folder.join("ladder.png").display()))
+    print(&format!("report  {}", folder.join(PAGE_FILE).display()))
 }

@@ -1,17 +1,23 @@
 //! The command line: one file per subcommand, each a clap struct and a `run` that calls the library and prints. A new
 //! subcommand is a file, a `pub mod` line, a variant of [`Command`] and its arm in `dispatch`. Nothing is computed here.
 
+pub mod ceiling;
 pub mod chat;
 pub mod decode;
 pub mod demo;
+pub mod drives;
 mod evidence;
+pub mod heat;
 pub mod import;
 pub mod ladder;
+pub mod monitor;
 pub mod plan;
+pub mod results;
 mod run_args;
 pub mod stage;
 pub mod synth;
 pub mod trace;
+mod verdict;
 pub mod verify;
 
 use crate::store::import::Progress;
@@ -39,10 +45,16 @@ pub struct Cli {
 pub enum Command {
     /// See it work: a small real model, four emulated drives, a story and a ladder
     Demo(demo::Args),
+    /// Show the devices behind drives, their links, what they share, and what changed
+    Drives(drives::Args),
+    /// Measure what drives deliver, alone and together, and write their profile
+    Ceiling(ceiling::Args),
     /// Turn a checkpoint into a store (goes on where an interrupted import stopped)
     Import(import::Args),
     /// Write a random but valid checkpoint of any size
     Synth(synth::Args),
+    /// Count which experts are asked for, and which together
+    Heat(heat::Args),
     /// Plan which expert lies on which drive
     Plan(plan::Args),
     /// Copy to each drive what a plan places there and it does not hold yet
@@ -55,22 +67,31 @@ pub enum Command {
     Chat(chat::Args),
     /// Measure real decode on 1, 2, ... N drives
     Ladder(ladder::Args),
+    /// Watch devices or a process: rate, peak, reads under way
+    Monitor(monitor::Args),
     /// Say who landed last and why, from a trace; read and write traces of other programs
     Trace(trace::Args),
+    /// Turn what runs have recorded into other forms: Parquet
+    Results(results::Args),
 }
 
 fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Demo(args) => demo::run(args),
+        Command::Drives(args) => drives::run(args),
+        Command::Ceiling(args) => ceiling::run(args),
         Command::Import(args) => import::run(args),
         Command::Synth(args) => synth::run(args),
+        Command::Heat(args) => heat::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Stage(args) => stage::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Ladder(args) => ladder::run(args),
+        Command::Monitor(args) => monitor::run(args),
         Command::Trace(args) => trace::run(args),
+        Command::Results(args) => results::run(args),
     }
 }
 

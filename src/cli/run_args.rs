@@ -11,7 +11,7 @@ use crate::io::EngineKind;
 use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
-use crate::reader::{DispatchPolicy, ReaderOptions, mounts_of};
+use crate::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy, ReaderOptions, mounts_of};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -61,6 +61,33 @@ pub struct ReaderArgs {
     /// Check each expert's digest as it arrives
     #[arg(long)]
     verify_reads: bool,
+    /// Who guesses what later layers will need, to read it ahead [default: none]
+    #[arg(long, value_enum)]
+    prefetch: Option<Prefetch>,
+    /// Layers ahead that guesses may be for [default: 1]
+    #[arg(long, value_name = "LAYERS")]
+    prefetch_depth: Option<u32>,
+    /// Most guesses for one layer; 0 = all that are made [default: 0]
+    #[arg(long, value_name = "N")]
+    prefetch_experts: Option<u32>,
+    /// Prefetch reads at once on each drive, beside those of demand [default: 4]
+    #[arg(long, value_name = "N")]
+    prefetch_queue_depth: Option<u32>,
+    /// Turn prefetch down while it costs more than it brings [default: on]
+    #[arg(long, value_enum, value_name = "ON|OFF")]
+    prefetch_governor: Option<OnOff>,
+    /// The table by which `markov` guesses
+    #[arg(long, value_name = "FILE")]
+    prefetch_table: Option<PathBuf>,
+    /// Part of --buffer-bytes for experts that stay in memory; 0 = none [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    cache_bytes: Option<u64>,
+    /// Which experts stay [default: lru]
+    #[arg(long, value_enum)]
+    cache_policy: Option<Cache>,
+    /// Counts by which `pinned` chooses (CSV: layer,expert,count)
+    #[arg(long, value_name = "FILE")]
+    cache_heat: Option<PathBuf>,
     /// Give up outstanding reads when nothing arrived for so long, in milliseconds [default: 30000]
     #[arg(long, value_name = "MS")]
     read_timeout: Option<u64>,
@@ -79,6 +106,17 @@ pub enum Engine {
     Buffered,
 }
 
+impl From<Engine> for EngineKind {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Psync => Self::Psync,
+            Engine::IoUring => Self::Uring,
+            Engine::Mmap => Self::Mmap,
+            Engine::Buffered => Self::Buffered,
+        }
+    }
+}
+
 /// Dispatch policies by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Dispatch {
@@ -94,17 +132,74 @@ pub enum Dispatch {
     Split,
 }
 
+/// Guessers by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Prefetch {
+    /// Nobody: nothing is read ahead
+    None,
+    /// A layer will ask for what it asked for in the pass before
+    SameAsLast,
+    /// The next layers' routers on this layer's state
+    NextRouter,
+    /// A table of which experts followed which, learnt from traces
+    Markov,
+    /// The routes of drafted tokens
+    Draft,
+}
+
+/// Cache policies by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Cache {
+    /// The most recently used
+    Lru,
+    /// The most often used, old uses counting less
+    LfuDecay,
+    /// The hottest of --cache-heat
+    Pinned,
+}
+
+/// A switch whose default is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnOff {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
 impl ReaderArgs {
+    /// Reading ahead and keeping.
+    fn apply_ahead(&self, asked: &mut Asked) {
+        let (r, given) = (&mut asked.config.reader, &mut asked.given);
+        let prefetch = self.prefetch.map(|p| match p {
+            Prefetch::None => PrefetchPolicy::None,
+            Prefetch::SameAsLast => PrefetchPolicy::SameAsLast,
+            Prefetch::NextRouter => PrefetchPolicy::NextRouter,
+            Prefetch::Markov => PrefetchPolicy::Markov,
+            Prefetch::Draft => PrefetchPolicy::Draft,
+        });
+        set(given, Knob::Prefetch, &mut r.prefetch, prefetch);
+        set(given, Knob::PrefetchDepth, &mut r.prefetch_depth, self.prefetch_depth);
+        set(given, Knob::PrefetchExperts, &mut r.prefetch_experts, self.prefetch_experts);
+        set(given, Knob::PrefetchQueueDepth, &mut r.prefetch_queue_depth, self.prefetch_queue_depth);
+        let governor = self.prefetch_governor.map(|g| g == OnOff::On);
+        set(given, Knob::PrefetchGovernor, &mut r.prefetch_governor, governor);
+        set(given, Knob::CacheBytes, &mut r.cache_bytes, self.cache_bytes);
+        let policy = self.cache_policy.map(|p| match p {
+            Cache::Lru => CachePolicy::Lru,
+            Cache::LfuDecay => CachePolicy::LfuDecay,
+            Cache::Pinned => CachePolicy::Pinned,
+        });
+        set(given, Knob::CachePolicy, &mut r.cache_policy, policy);
+        // Files that a policy needs; what comes of them is judged with the policy.
+        r.prefetch_table = self.prefetch_table.clone().or(r.prefetch_table.take());
+        r.cache_heat = self.cache_heat.clone().or(r.cache_heat.take());
+    }
+
     /// Overrides the configuration.
     pub fn apply(&self, asked: &mut Asked) {
         let (r, given) = (&mut asked.config.reader, &mut asked.given);
-        let engine = self.engine.map(|e| match e {
-            Engine::Psync => EngineKind::Psync,
-            Engine::IoUring => EngineKind::Uring,
-            Engine::Mmap => EngineKind::Mmap,
-            Engine::Buffered => EngineKind::Buffered,
-        });
-        set(given, Knob::Engine, &mut r.engine, engine);
+        set(given, Knob::Engine, &mut r.engine, self.engine.map(EngineKind::from));
         turn(given, Knob::Sqpoll, &mut r.sqpoll, self.sqpoll, true);
         set(given, Knob::QueueDepth, &mut r.queue_depth, self.queue_depth);
         set(given, Knob::BufferBytes, &mut r.buffer_bytes, self.buffer_bytes);
@@ -124,6 +219,7 @@ impl ReaderArgs {
         turn(given, Knob::VerifyDigests, &mut r.verify_digests, self.verify_reads, true);
         set(given, Knob::ReadTimeout, &mut r.read_timeout_ms, self.read_timeout);
         r.allow_buffered |= self.allow_fallback;
+        self.apply_ahead(asked);
     }
 }
 

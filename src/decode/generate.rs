@@ -2,6 +2,7 @@
 //! from which rates are made (measuring.md section 1). Prints nothing; knows no tokenizer.
 
 use super::error::DecodeError;
+use super::observe::Observer;
 use super::sampler::{Sampler, SamplerError};
 use super::session::{Logits, Session};
 use crate::clock::Clock;
@@ -123,6 +124,18 @@ pub fn generate(
     request: Request<'_>,
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generation, GenerateError> {
+    generate_observed(session, source, sampler, request, on_token, None)
+}
+
+/// As [`generate`]; `observer` sees every pass.
+pub fn generate_observed(
+    session: &mut Session,
+    source: &mut dyn ExpertSource,
+    sampler: &mut Sampler,
+    request: Request<'_>,
+    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    mut observer: Option<&mut dyn Observer>,
+) -> Result<Generation, GenerateError> {
     if request.prompt.is_empty() {
         return Err(GenerateError::EmptyPrompt);
     }
@@ -136,7 +149,7 @@ pub fn generate(
     for (index, piece) in pieces.enumerate() {
         let want = if index == last_piece { Logits::Last } else { Logits::None };
         let position = (session.position() + piece.len()) as u64;
-        let logits = session.forward(piece, Phase::Prefill, source, want, None)?;
+        let logits = session.forward(piece, Phase::Prefill, source, want, again(&mut observer))?;
         if index == last_piece && max_new > 0 {
             next = Some(sampler.sample(logits, position)?);
         }
@@ -177,11 +190,19 @@ pub fn generate(
             break;
         }
         let position = session.position() as u64 + 1;
-        let logits = session.forward(&[token], Phase::Decode, source, Logits::Last, None)?;
+        let logits = session.forward(&[token], Phase::Decode, source, Logits::Last, again(&mut observer))?;
         next = Some(sampler.sample(logits, position)?);
     }
     let end = session.counters().total;
     out.decode_stall_ns = end.stall_ns - after_prompt.stall_ns;
     out.decode_barriers = end.barriers - after_prompt.barriers;
     Ok(out)
+}
+
+/// The same observer, for one more pass.
+fn again<'a>(observer: &'a mut Option<&mut dyn Observer>) -> Option<&'a mut dyn Observer> {
+    match observer {
+        Some(observer) => Some(&mut **observer),
+        None => None,
+    }
 }

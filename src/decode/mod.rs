@@ -2,8 +2,10 @@
 //! and knows no drive: weights come from a `Trunk`, experts through an `ExpertSource`.
 
 mod attn_res;
+mod draft;
 pub mod error;
 pub mod generate;
+pub mod guess;
 mod kda;
 pub mod kernels;
 mod mla;
@@ -15,6 +17,7 @@ pub mod session;
 pub mod weights;
 
 pub use error::DecodeError;
+pub use guess::GuessSource;
 pub use kernels::{KernelIsa, Kernels};
 pub use observe::{Observer, Point};
 pub use session::{Logits, Session, SessionCounters, SessionOptions};

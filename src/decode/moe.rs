@@ -3,6 +3,7 @@
 //! outputs kept apart, and summed afterwards in ascending expert id, so that no bit depends on the arrival order.
 
 use super::error::DecodeError;
+use super::guess::Guesser;
 use super::kernels::{Matrix, Rows};
 use super::observe::{Observer, Route};
 use super::scratch::{MlpScratch, MoeScratch};
@@ -23,6 +24,7 @@ pub(super) struct Pass<'a, 'o> {
     pub(super) observer: Option<&'a mut (dyn Observer + 'o)>,
     pub(super) clock: Clock,
     pub(super) stats: PassStats,
+    pub(super) guesser: &'a mut Guesser,
 }
 
 /// `out = down(situ(gate x, up x))`.
@@ -35,7 +37,7 @@ pub(super) fn mlp(dec: &Decoder, w: &Mlp, x: Rows<'_>, s: &mut MlpScratch, wide:
     k.matmul(dec.matrix(w.down), Rows::packed(gate, x.count), out, dec.config.hidden_size, wide);
 }
 
-/// Routed and shared experts of one layer.
+/// Routed and shared experts of one layer: `x` is `mix` after the layer's norm.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn forward(
     dec: &Decoder,
@@ -43,6 +45,7 @@ pub(super) fn forward(
     moe: &MoeConfig,
     w: &Moe,
     pass: &mut Pass<'_, '_>,
+    mix: &[f32],
     x: Rows<'_>,
     s: &mut MoeScratch,
     shared: &mut MlpScratch,
@@ -52,6 +55,7 @@ pub(super) fn forward(
     let (k, rows) = (&dec.kernels, x.count);
     route(dec, layer, moe, w, pass, x, s, wide)?;
     let slots = group(moe, rows, s);
+    pass.guesser.asked(&pass.step, layer, &s.ids[..slots], &s.distinct);
     let z = &mut s.z[..rows * moe.latent];
     k.matmul(dec.matrix(w.down), x, z, moe.latent, wide);
 
@@ -59,6 +63,9 @@ pub(super) fn forward(
     let opened_ns = pass.clock.now_ns();
     let mut barrier = Barrier::open(&mut *pass.source, &pass.step, layer, &s.distinct).map_err(failed)?;
     let mut stall_ns = pass.clock.now_ns() - opened_ns;
+    // While this layer's experts are on their way, those of the layers behind it are guessed, if the source
+    // wants to know.
+    pass.guesser.look_ahead(dec, &pass.step, layer, mix, &mut barrier, wide);
     // The shared experts need no drive: they are computed while the routed ones are on their way.
     match &w.shared {
         Some(w) => mlp(dec, w, x, shared, wide, out),
@@ -145,14 +152,14 @@ fn route(
         }
         if let Some(observer) = pass.observer.as_deref_mut() {
             let position = pass.step.pos + row as u64;
-            observer.route(&Route { layer, row, position, experts: ids, weights });
+            observer.route(&Route { step: pass.step, layer, row, position, experts: ids, weights });
         }
     }
     Ok(())
 }
 
 /// The experts with the largest biased scores, best first; equal ones by lower index.
-fn choose(scores: &[f32], bias: &[f32], choice: &mut [f32], ids: &mut [ExpertId]) {
+pub(super) fn choose(scores: &[f32], bias: &[f32], choice: &mut [f32], ids: &mut [ExpertId]) {
     for ((c, s), b) in choice.iter_mut().zip(scores).zip(bias) {
         *c = s + b;
     }

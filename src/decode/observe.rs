@@ -1,6 +1,7 @@
 //! What a pass lets others see: routes and per-layer values. An absent observer costs one branch per layer.
 
 use crate::ids::{ExpertId, LayerId};
+use crate::source::StepInfo;
 
 /// Where in a layer a value is taken (k3-architecture.md section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +21,8 @@ pub enum Point {
 /// The experts chosen for one row in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
+    /// The pass.
+    pub step: StepInfo,
     /// The layer.
     pub layer: LayerId,
     /// Row of the pass, from 0.

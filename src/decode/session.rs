@@ -2,6 +2,7 @@
 //! memory and the time account; experts come from the source that the caller passes in.
 
 use super::error::DecodeError;
+use super::guess::{GuessSource, Guesser, GuessesMade};
 use super::kernels::Rows;
 use super::moe::{self, Pass};
 use super::observe::{Observer, Point};
@@ -10,6 +11,7 @@ use super::weights::{Attn, Decoder, Ffn};
 use super::{attn_res, kda, mla};
 use crate::clock::Clock;
 use crate::ids::LayerId;
+use crate::source::guess::GuessCountsByDepth;
 use crate::source::{ExpertSource, Phase, StepInfo};
 use std::sync::Arc;
 
@@ -22,6 +24,8 @@ pub struct SessionOptions {
     pub max_rows: usize,
     /// The run's clock, for the time account.
     pub clock: Clock,
+    /// How to guess for a source that wants guesses.
+    pub guess: GuessSource,
 }
 
 /// Which rows' logits a pass returns.
@@ -63,6 +67,10 @@ pub struct SessionCounters {
     pub total: PassStats,
     /// The last one alone.
     pub last: PassStats,
+    /// How good the guesses were, by how many layers ahead they were made.
+    pub guesses: GuessCountsByDepth,
+    /// Who made them.
+    pub guesses_made: GuessesMade,
 }
 
 /// A KDA layer's memory, borrowed.
@@ -80,6 +88,7 @@ pub struct Session {
     options: SessionOptions,
     states: Vec<State>,
     scratch: Scratch,
+    guesser: Guesser,
     logits: Vec<f32>,
     position: usize,
     step: u64,
@@ -98,11 +107,13 @@ impl Session {
         check("max_context", options.max_context, longest)?;
         check("max_rows", options.max_rows, longest)?;
         let states = State::empty(&decoder.config, options.max_context);
+        let guesser = Guesser::new(options.guess, &decoder.config, options.max_context);
         Ok(Self {
             decoder,
             options,
             states,
             scratch: Scratch::default(),
+            guesser,
             logits: Vec::new(),
             position: 0,
             step: 0,
@@ -126,6 +137,11 @@ impl Session {
         self.options.max_context
     }
 
+    /// The run's clock.
+    pub fn clock(&self) -> Clock {
+        self.options.clock
+    }
+
     /// The time account.
     pub fn counters(&self) -> &SessionCounters {
         &self.counters
@@ -134,6 +150,7 @@ impl Session {
     /// Forgets the text. Counters and the step number go on.
     pub fn reset(&mut self) {
         self.states.iter_mut().for_each(State::reset);
+        self.guesser.reset();
         self.position = 0;
         self.usable = true;
     }
@@ -171,18 +188,23 @@ impl Session {
         let (dec, rows) = (&*decoder, tokens.len());
         let start_ns = self.options.clock.now_ns();
         self.scratch.reserve(&dec.config, rows, self.options.max_context);
+        self.guesser.reserve(dec.config.hidden_size, rows);
         let step = StepInfo { step: self.step, phase, pos: self.position as u64, rows: rows as u32 };
         let stats = PassStats { rows: rows as u64, ..PassStats::default() };
-        let mut pass = Pass { step, source, observer, clock: self.options.clock, stats };
         self.step += 1;
         self.usable = false;
-        self.layers(dec, tokens, &mut pass)?;
+        let mut guesser = std::mem::take(&mut self.guesser);
+        guesser.begin(source, &step, tokens, want != Logits::None);
+        let mut pass = Pass { step, source, observer, clock: self.options.clock, stats, guesser: &mut guesser };
+        let done = self.layers(dec, tokens, &mut pass).map(|()| pass.stats);
+        self.guesser = guesser;
+        let mut stats = done?;
         self.output(dec, rows, want)?;
         self.usable = true;
         self.position += rows;
         let spent_ns = self.options.clock.now_ns() - start_ns;
-        pass.stats.compute_ns = spent_ns.saturating_sub(pass.stats.stall_ns);
-        self.account(pass.stats);
+        stats.compute_ns = spent_ns.saturating_sub(stats.stall_ns);
+        self.account(stats);
         Ok(&self.logits)
     }
 
@@ -249,7 +271,7 @@ impl Session {
             let x = Rows::packed(normed, rows);
             match (&w.ffn, &cfg.moe) {
                 (Ffn::Moe(w), Some(moe)) => {
-                    moe::forward(dec, layer, moe, w, pass, x, &mut s.moe, &mut s.mlp, &mut s.wide, out)?;
+                    moe::forward(dec, layer, moe, w, pass, mix, x, &mut s.moe, &mut s.mlp, &mut s.wide, out)?;
                 }
                 (Ffn::Dense(w), _) => moe::mlp(dec, w, x, &mut s.mlp, &mut s.wide, out),
                 (Ffn::Moe(_), None) => {
@@ -308,6 +330,8 @@ impl Session {
         self.counters.passes += 1;
         self.counters.widest_rows = self.counters.widest_rows.max(pass.rows);
         self.counters.last = pass;
+        self.counters.guesses = *self.guesser.counts();
+        self.counters.guesses_made = self.guesser.made();
     }
 }
 

@@ -42,8 +42,56 @@ pub enum SpecError {
     Inconsistent(String),
 }
 
+/// Most changes of rate that an emulated drive can go through.
+pub const MAX_RATE_STEPS: usize = 6;
+
+/// From a time on, another rate: how throttling is emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateStep {
+    /// Time since the drive's first read.
+    pub at_ns: u64,
+    /// Rate of reads that begin from then on.
+    pub rate_bytes_per_s: u64,
+}
+
+/// Changes of rate in the order of time; empty = none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RateSchedule([Option<RateStep>; MAX_RATE_STEPS]);
+
+impl RateSchedule {
+    /// The rate never changes.
+    pub const NONE: Self = Self([None; MAX_RATE_STEPS]);
+
+    /// A schedule of `steps`: at most [`MAX_RATE_STEPS`], times rising, rates above 0.
+    pub fn new(steps: &[RateStep]) -> Result<Self, String> {
+        if steps.len() > MAX_RATE_STEPS {
+            return Err(format!("{} steps, at most {MAX_RATE_STEPS}", steps.len()));
+        }
+        if steps.iter().any(|s| s.rate_bytes_per_s == 0) {
+            return Err("every rate must be above 0".into());
+        }
+        if !steps.windows(2).all(|w| w[0].at_ns < w[1].at_ns) {
+            return Err("the times must rise from step to step".into());
+        }
+        let mut out = Self::default();
+        out.0.iter_mut().zip(steps).for_each(|(place, step)| *place = Some(*step));
+        Ok(out)
+    }
+
+    /// Its steps.
+    pub fn steps(&self) -> impl Iterator<Item = RateStep> + '_ {
+        self.0.iter().flatten().copied()
+    }
+
+    /// The rate `since_first_ns` after the drive's first read; `None` before the first step.
+    pub fn rate_at(&self, since_first_ns: u64) -> Option<u64> {
+        self.steps().take_while(|s| s.at_ns <= since_first_ns).last().map(|s| s.rate_bytes_per_s)
+    }
+}
+
 /// An emulated drive (the model is `io::paced`).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Emulation {
     /// Bytes per second that the drive delivers, one read after the other.
@@ -56,6 +104,9 @@ pub struct Emulation {
     pub jitter: f64,
     /// Seed of the jitter.
     pub seed: u64,
+    /// Later rates; empty = `rate_bytes_per_s` throughout.
+    #[serde(default)]
+    pub schedule: RateSchedule,
 }
 
 /// One drive of a run.
@@ -93,6 +144,15 @@ struct RawEmulation {
     per_read: Option<String>,
     jitter: Option<f64>,
     seed: Option<u64>,
+    #[serde(default)]
+    schedule: Vec<RawStep>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawStep {
+    at: String,
+    rate: String,
 }
 
 /// Parses the text of a drives file. Relative paths stay relative; [`load`] resolves them.
@@ -133,13 +193,24 @@ pub fn render(drives: &[DriveSpec]) -> String {
         if let Some(e) = &drive.emulate {
             let _ = writeln!(
                 text,
-                "emulate = {{ rate = \"{}B/s\", latency = \"{}ns\", per_read = \"{}ns\", jitter = {:?}, seed = {} }}",
-                e.rate_bytes_per_s, e.latency_ns, e.per_read_ns, e.jitter, e.seed
+                "emulate = {{ rate = \"{}B/s\", latency = \"{}ns\", per_read = \"{}ns\", jitter = {:?}, seed = {}{} }}",
+                e.rate_bytes_per_s,
+                e.latency_ns,
+                e.per_read_ns,
+                e.jitter,
+                e.seed,
+                render_schedule(&e.schedule)
             );
         }
         text.push('\n');
     }
     text
+}
+
+fn render_schedule(schedule: &RateSchedule) -> String {
+    let step = |s: RateStep| format!("{{ at = \"{}ns\", rate = \"{}B/s\" }}", s.at_ns, s.rate_bytes_per_s);
+    let steps: Vec<String> = schedule.steps().map(step).collect();
+    if steps.is_empty() { String::new() } else { format!(", schedule = [{}]", steps.join(", ")) }
 }
 
 fn resolve(raw: RawDrive) -> Result<DriveSpec, SpecError> {
@@ -176,7 +247,12 @@ fn resolve_emulation(drive: &str, raw: RawEmulation) -> Result<Emulation, SpecEr
     if !(0.0..=1.0).contains(&jitter) {
         return Err(bad("emulate.jitter", format!("{jitter} is not within 0 to 1")));
     }
-    Ok(Emulation { rate_bytes_per_s, latency_ns, per_read_ns, jitter, seed: raw.seed.unwrap_or(0) })
+    let step = |raw: &RawStep| -> Result<RateStep, String> {
+        Ok(RateStep { at_ns: parse_duration_ns(&raw.at)?, rate_bytes_per_s: parse_rate(&raw.rate)? })
+    };
+    let steps = raw.schedule.iter().map(step).collect::<Result<Vec<_>, _>>();
+    let schedule = steps.and_then(|s| RateSchedule::new(&s)).map_err(|e| bad("emulate.schedule", e))?;
+    Ok(Emulation { rate_bytes_per_s, latency_ns, per_read_ns, jitter, seed: raw.seed.unwrap_or(0), schedule })
 }
 
 fn check_distinct(drives: &[DriveSpec]) -> Result<(), SpecError> {
@@ -287,6 +363,23 @@ path = "b"
         assert!(shared_devices(&drives).unwrap().is_empty());
         drives[0].path = dir.path().join("gone");
         assert!(shared_devices(&drives).unwrap_err().to_string().contains("gone"));
+    }
+
+    #[test]
+    fn a_schedule_changes_the_rate_with_time() {
+        let steps = "seed = 7, schedule = [{ at = \"2s\", rate = \"20MB/s\" }, { at = \"5s\", rate = \"40MB/s\" }]";
+        let drives = parse(&TWO.replace("seed = 7", steps)).unwrap();
+        let schedule = drives[0].emulate.unwrap().schedule;
+        let at = |s: u64| schedule.rate_at(s * 1_000_000_000);
+        assert_eq!([at(0), at(2), at(4), at(9)], [None, Some(20_000_000), Some(20_000_000), Some(40_000_000)]);
+        assert_eq!(parse(&render(&drives)).unwrap(), drives);
+        let swapped = steps.replace("2s", "6s");
+        for (text, says) in [(swapped.as_str(), "must rise"), (&steps.replace("20MB/s", "0B/s"), "above 0")] {
+            let message = parse(&TWO.replace("seed = 7", text)).unwrap_err().to_string();
+            assert!(message.contains("emulate.schedule") && message.contains(says), "{message}");
+        }
+        let seven = "seed = 7, schedule = [".to_string() + &"{ at = \"1s\", rate = \"1MB/s\" },".repeat(7) + "]";
+        assert!(parse(&TWO.replace("seed = 7", &seven)).unwrap_err().to_string().contains("at most 6"));
     }
 
     #[test]

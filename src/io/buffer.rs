@@ -5,6 +5,9 @@
 //! **Parts.** [`Slot::split_off`] cuts a handle in two that cover disjoint bytes of the same slot, so that several reads
 //! may fill one slot at once. The slot counts its handles: the last one dropped frees it, and a handle that is the only
 //! one left may [`Slot::widen`] to the whole slot, because then nobody else can touch any byte of it.
+//!
+//! **Kept slots.** [`Slot::keep`] turns a whole slot into a [`Kept`] one: nobody can write it, it may be on loan any number
+//! of times, and the end of a loan does not free it. Only a kept slot without a loan can be reclaimed.
 
 use super::{IoSetupError, Signal};
 use crate::source::LeaseOwner;
@@ -13,9 +16,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// States of a slot; every other number is how many handles it has.
+/// States of a slot: free, on loan once, kept (plus the number of its loans), or how many handles it has (below `KEPT`).
 const FREE: u32 = 0;
 const LENT: u32 = u32::MAX;
+const KEPT: u32 = 1 << 31;
 
 /// A slab of slots. Clones share it.
 #[derive(Clone)]
@@ -39,6 +43,12 @@ pub struct Slot {
     /// The bytes of the slot that this handle covers; disjoint from those of every other handle of the slot.
     start: usize,
     len: usize,
+}
+
+/// A slot whose bytes stay until it is reclaimed. Dropping it without loans gives the slot back.
+pub struct Kept {
+    shared: Arc<Shared>,
+    index: u32,
 }
 
 impl Slab {
@@ -187,13 +197,67 @@ impl Slot {
         drop(self); // finds it LENT and leaves it so
         (owner, index)
     }
+
+    /// Keeps the slot's bytes; to be called on its only handle, else it comes back unchanged.
+    pub fn keep(self) -> Result<Kept, Slot> {
+        let state = &self.shared.states[self.index as usize];
+        if state.compare_exchange(1, KEPT, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Err(self);
+        }
+        // Dropping the handle finds the slot kept and leaves it so.
+        Ok(Kept { shared: Arc::clone(&self.shared), index: self.index })
+    }
+}
+
+impl Kept {
+    /// Its number, below [`Slab::slots`].
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// One more read-only loan, as [`Slot::lend`]; when its lease ends the slot stays kept.
+    pub fn lend(&self) -> (Arc<dyn LeaseOwner>, u32) {
+        // Relaxed: the bytes were published by `keep`, through the same thread or whatever handed `self` over. There are
+        // far fewer leases than 2^31.
+        self.shared.states[self.index as usize].fetch_add(1, Ordering::Relaxed);
+        let owner: Arc<dyn LeaseOwner> = Arc::<Shared>::clone(&self.shared);
+        (owner, self.index)
+    }
+
+    /// Loans that have not ended.
+    pub fn loans(&self) -> u32 {
+        self.shared.states[self.index as usize].load(Ordering::Acquire).saturating_sub(KEPT)
+    }
+
+    /// The slot again, to be written or freed, if nobody has it on loan.
+    pub fn reclaim(self) -> Result<Slot, Kept> {
+        // Acquire pairs with the release at the end of loans: whoever read the bytes has finished.
+        let state = &self.shared.states[self.index as usize];
+        if state.compare_exchange(KEPT, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Err(self);
+        }
+        let (shared, index) = (Arc::clone(&self.shared), self.index);
+        drop(self); // finds the slot owned and leaves it so
+        let len = shared.slot_bytes;
+        Ok(Slot { shared, index, start: 0, len })
+    }
+}
+
+impl Drop for Kept {
+    /// A slot with loans stays out of the slab: its owner has gone, and nobody will ask for it again.
+    fn drop(&mut self) {
+        let state = &self.shared.states[self.index as usize];
+        if state.compare_exchange(KEPT, FREE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.shared.recycle(self.index);
+        }
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let state = &self.shared.states[self.index as usize];
-        // LENT only when this handle lent the slot itself: it was the only one, and its lease does not exist yet.
-        if state.load(Ordering::Relaxed) == LENT {
+        // LENT or kept only when this handle made it so: it was the only one, and no lease exists yet.
+        if state.load(Ordering::Relaxed) >= KEPT {
             return;
         }
         if state.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -226,10 +290,10 @@ impl Shared {
 
 impl LeaseOwner for Shared {
     fn bytes(&self, slot: u32, len: usize) -> &[u8] {
-        let lent = self.states.get(slot as usize).is_some_and(|s| s.load(Ordering::Acquire) == LENT);
+        let lent = self.states.get(slot as usize).is_some_and(|s| s.load(Ordering::Acquire) > KEPT);
         assert!(lent && len <= self.slot_bytes, "slot {slot} is not on loan, or shorter than {len} bytes");
-        // SAFETY: in bounds; a LENT slot has no `Slot` handle, so nobody writes it until its one lease, which is
-        // borrowed for as long as the slice lives, has been dropped.
+        // SAFETY: in bounds; a slot that is LENT, or kept with loans, has no `Slot` handle and gets none, so nobody writes
+        // it until its lease, which is borrowed for as long as the slice lives, has been dropped.
         unsafe { std::slice::from_raw_parts(self.start(slot), len) }
     }
 
@@ -237,13 +301,22 @@ impl LeaseOwner for Shared {
         let state = &self.states[slot as usize];
         if state.compare_exchange(LENT, FREE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.recycle(slot);
+            return;
         }
+        let loaned = |s: u32| (KEPT + 1..LENT).contains(&s).then(|| s - 1);
+        let _ = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, loaned);
     }
 }
 
 impl fmt::Debug for Slab {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slab({} of {} slots free)", self.free_slots(), self.slots())
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kept({}, {} loans)", self.index, self.loans())
     }
 }
 
@@ -359,5 +432,30 @@ mod tests {
         let mut slot = slab.take().unwrap();
         let _part = slot.split_off(512);
         let _ = slot.lend();
+    }
+
+    #[test]
+    fn a_kept_slot_outlives_its_loans_and_is_reclaimed_only_without_them() {
+        let slab = Slab::new(2, 8, Arc::default()).unwrap();
+        let mut slot = slab.take().unwrap();
+        slot.bytes_mut()[0] = 7;
+        let kept = slot.keep().unwrap();
+        assert_eq!(slab.free_slots(), 1);
+        let loans = [kept.lend(), kept.lend()];
+        assert_eq!((kept.loans(), loans[0].0.bytes(kept.index(), 1)[0]), (2, 7));
+        let kept = kept.reclaim().unwrap_err();
+        loans.iter().for_each(|(owner, slot)| owner.release(*slot));
+        assert_eq!((kept.loans(), slab.free_slots()), (0, 1));
+        loans[0].0.release(kept.index());
+        assert_eq!(kept.loans(), 0, "a loan that does not exist cannot end");
+        let slot = kept.reclaim().unwrap();
+        assert_eq!(slot.bytes()[0], 7);
+        let mut slot = slot;
+        let part = slot.split_off(4).unwrap();
+        let slot = slot.keep().unwrap_err();
+        drop((slot, part));
+        assert_eq!(slab.free_slots(), 2);
+        drop(slab.take().unwrap().keep().unwrap());
+        assert_eq!(slab.free_slots(), 2);
     }
 }

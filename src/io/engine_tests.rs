@@ -104,7 +104,14 @@ fn build(
     if !v.paced {
         return plain(Arc::clone(signal));
     }
-    let pace = Emulation { rate_bytes_per_s: 20_000_000_000, latency_ns: 1000, per_read_ns: 0, jitter: 0.0, seed: 0 };
+    let pace = Emulation {
+        rate_bytes_per_s: 20_000_000_000,
+        latency_ns: 1000,
+        per_read_ns: 0,
+        jitter: 0.0,
+        seed: 0,
+        ..Emulation::default()
+    };
     let drive = PacedDrive::new("d", pace)?;
     Ok(Box::new(PacedEngine::new(drive, Arc::clone(signal), clock, plain)?))
 }

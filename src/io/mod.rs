@@ -21,7 +21,7 @@ mod uring_setup;
 mod watch;
 pub mod work;
 
-pub use buffer::{Slab, Slot};
+pub use buffer::{Kept, Slab, Slot};
 pub use kind::EngineKind;
 pub use signal::Signal;
 pub use work::{Work, WorkSnapshot};
@@ -238,6 +238,10 @@ pub trait IoEngine: Send {
     /// Gives up a read: it will complete as [`ReadOutcome::Cancelled`], at once if it has not been started. `false`
     /// if no read of that tag is outstanding or its completion only waits to be reaped.
     fn cancel(&mut self, tag: u64) -> bool;
+
+    /// Takes back a read that has not been started: it completes as [`ReadOutcome::Cancelled`] at once. `false`, and
+    /// nothing changes, if it has been started or no read of that tag is outstanding.
+    fn withdraw(&mut self, tag: u64) -> bool;
 
     /// What the engine is.
     fn capabilities(&self) -> Capabilities;

@@ -36,6 +36,29 @@ fn a_cancelled_read_keeps_its_slot_until_reaped() {
 }
 
 #[test]
+fn a_withdrawn_read_was_never_started_and_all_others_are_read() {
+    for v in variants() {
+        let mut rig = rig(v, 1, 8);
+        rig.submit((0..8).map(|tag| rig.request(tag, tag * u64::from(BLOCK), BLOCK, BLOCK)).collect());
+        // The last one first, so that the engine cannot get there before.
+        let withdrawn: Vec<u64> = (0..8).rev().filter(|&tag| rig.engine.withdraw(tag)).collect();
+        assert!(!rig.engine.withdraw(99), "never submitted: {v:?}");
+        for c in rig.reap(8) {
+            if withdrawn.contains(&c.tag) {
+                assert_eq!(c.outcome, ReadOutcome::Cancelled, "{v:?}");
+            } else {
+                assert_eq!(c.outcome, ReadOutcome::Done { bytes: BLOCK }, "{v:?}: what had begun goes on");
+                let want = content(c.tag * u64::from(BLOCK), u64::from(BLOCK));
+                assert_eq!(c.slot.bytes()[..BLOCK as usize], want, "{v:?}");
+            }
+        }
+        let seen = rig.engine.counters().snapshot();
+        assert_eq!((seen.cancelled, seen.completed), (withdrawn.len() as u64, 8), "{v:?}");
+        assert!((0..8).all(|tag| !rig.engine.withdraw(tag)), "nothing is outstanding: {v:?}");
+    }
+}
+
+#[test]
 fn reads_cancelled_in_flight_end_once_each_and_nothing_is_written_afterwards() {
     for v in variants() {
         let mut rig = rig(v, 8, 8);

@@ -78,8 +78,16 @@ impl PaceModel {
 
     /// Serves a read of `bytes` submitted at `submit_ns` by a server that is free from `free_ns` on.
     pub fn serve(&self, free_ns: u64, submit_ns: u64, bytes: u64, factor: f64) -> Service {
+        self.serve_since(submit_ns.max(free_ns), free_ns, submit_ns, bytes, factor)
+    }
+
+    /// The same for a drive whose first read came at `first_ns`: a read keeps the rate that the schedule has when the
+    /// server turns to it.
+    pub fn serve_since(&self, first_ns: u64, free_ns: u64, submit_ns: u64, bytes: u64, factor: f64) -> Service {
         let e = &self.emulation;
-        let transfer = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(e.rate_bytes_per_s.max(1)));
+        let since = submit_ns.max(free_ns).saturating_sub(first_ns);
+        let rate = e.schedule.rate_at(since).unwrap_or(e.rate_bytes_per_s);
+        let transfer = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(rate.max(1)));
         let transfer = u64::try_from(transfer).unwrap_or(u64::MAX);
         let scale = |ns: u64| if factor == 1.0 { ns } else { (ns as f64 * factor).ceil() as u64 };
         let start_ns = submit_ns.max(free_ns);
@@ -97,6 +105,8 @@ pub struct PacedDrive {
 
 struct Server {
     free_ns: u64,
+    /// When the first read was submitted: the schedule's zero.
+    first_ns: Option<u64>,
     nth: Box<[u32]>,
 }
 
@@ -134,7 +144,7 @@ impl PacedDrive {
     pub fn new(name: &str, emulation: Emulation) -> Result<Arc<Self>, IoSetupError> {
         let error_ppm = Histogram::new_with_bounds(1, MAX_ERROR_PPM, 3)
             .map_err(|e| IoSetupError::Option(format!("pacing histogram: {e}")))?;
-        let server = Server { free_ns: 0, nth: vec![0; NTH_COUNTERS].into_boxed_slice() };
+        let server = Server { free_ns: 0, first_ns: None, nth: vec![0; NTH_COUNTERS].into_boxed_slice() };
         Ok(Arc::new(Self {
             model: PaceModel::new(name, emulation),
             server: Mutex::new(server),
@@ -162,7 +172,9 @@ impl PacedDrive {
         let at = xxhash_rust::xxh3::xxh3_64(&key) as usize % NTH_COUNTERS;
         let nth = server.nth[at];
         server.nth[at] = nth.wrapping_add(1);
-        let service = self.model.serve(server.free_ns, submit_ns, bytes, self.model.factor(file, offset, nth));
+        let first = *server.first_ns.get_or_insert(submit_ns);
+        let factor = self.model.factor(file, offset, nth);
+        let service = self.model.serve_since(first, server.free_ns, submit_ns, bytes, factor);
         server.free_ns = service.free_ns;
         service
     }
@@ -285,17 +297,12 @@ impl IoEngine for PacedEngine {
             flight.cancelled = true;
             return true;
         }
-        let Some(at) = state.pending.iter().position(|r| r.tag == tag) else { return false };
-        if let Some(request) = state.pending.remove(at) {
-            let now = self.shared.clock.now_ns();
-            let outcome = ReadOutcome::Cancelled;
-            self.shared.counters.finish(outcome);
-            let (tag, slot) = (request.tag, request.slot);
-            state.done.push_back(Completion { tag, slot, submitted_ns: now, completed_ns: now, outcome });
-        }
-        drop(state);
-        self.shared.signal.raise();
-        true
+        self.shared.withdraw(state, tag)
+    }
+
+    fn withdraw(&mut self, tag: u64) -> bool {
+        let state = self.shared.lock();
+        self.shared.withdraw(state, tag)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -336,6 +343,20 @@ impl Shared {
         self.counters.started(state.flights.len() as u64);
         // The engine behind has room for `depth` reads, and never more are in flight.
         state.inner.submit(&mut state.starting);
+    }
+
+    /// Ends a read that the drive has not begun.
+    fn withdraw(&self, mut state: MutexGuard<'_, State>, tag: u64) -> bool {
+        let at = state.pending.iter().position(|r| r.tag == tag);
+        let Some(request) = at.and_then(|at| state.pending.remove(at)) else { return false };
+        let now = self.clock.now_ns();
+        let (tag, slot) = (request.tag, request.slot);
+        let outcome = ReadOutcome::Cancelled;
+        self.counters.finish(outcome);
+        state.done.push_back(Completion { tag, slot, submitted_ns: now, completed_ns: now, outcome });
+        drop(state);
+        self.signal.raise();
+        true
     }
 
     /// The timer thread.

@@ -10,7 +10,7 @@ use std::io::Write;
 const BYTES: u32 = 26 * 1024;
 
 fn pace(rate: u64, latency_ns: u64, per_read_ns: u64, jitter: f64) -> Emulation {
-    Emulation { rate_bytes_per_s: rate, latency_ns, per_read_ns, jitter, seed: 7 }
+    Emulation { rate_bytes_per_s: rate, latency_ns, per_read_ns, jitter, seed: 7, ..Emulation::default() }
 }
 
 #[test]
@@ -24,6 +24,17 @@ fn the_model_is_one_server_with_overlapping_latency() {
     assert_eq!(second.done_ns - first.done_ns, 542_480, "latency overlaps, service does not");
     let idle = model.serve(first.free_ns, 9_000_000, u64::from(BYTES), 1.0);
     assert_eq!(idle.start_ns, 9_000_000, "an idle drive starts at once");
+}
+
+#[test]
+fn a_schedule_counts_from_the_first_read() {
+    let steps = [crate::drive::spec::RateStep { at_ns: 1_000_000, rate_bytes_per_s: 1_000_000 }];
+    let schedule = crate::drive::spec::RateSchedule::new(&steps).unwrap();
+    let model = PaceModel::new("a", Emulation { schedule, ..pace(1_000_000_000, 0, 0, 0.0) });
+    let busy = |first, at| model.serve_since(first, 0, at, 1000, 1.0).free_ns - at;
+    assert_eq!((busy(5_000_000, 5_000_000), busy(5_000_000, 5_999_999)), (1000, 1000));
+    assert_eq!(busy(5_000_000, 6_000_000), 1_000_000, "a thousandth of the rate from 1 ms after the first read on");
+    assert_eq!(model.serve_since(0, 2_000_000, 0, 1000, 1.0).free_ns, 3_000_000, "by when the server turns to it");
 }
 
 #[test]

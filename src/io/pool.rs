@@ -121,17 +121,12 @@ impl<R: ReadOne> IoEngine for PoolEngine<R> {
             running.cancelled = true;
             return true;
         }
-        let Some(at) = queue.pending.iter().position(|r| r.tag == tag) else { return false };
-        if let Some(request) = queue.pending.remove(at) {
-            let now = self.shared.clock.now_ns();
-            let (tag, slot) = (request.tag, request.slot);
-            let outcome = ReadOutcome::Cancelled;
-            self.shared.counters.finish(outcome);
-            queue.done.push_back(Completion { tag, slot, submitted_ns: now, completed_ns: now, outcome });
-        }
-        drop(queue);
-        self.shared.signal.raise();
-        true
+        self.shared.withdraw(queue, tag)
+    }
+
+    fn withdraw(&mut self, tag: u64) -> bool {
+        let queue = self.shared.lock();
+        self.shared.withdraw(queue, tag)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -170,6 +165,20 @@ impl<R: ReadOne> Shared<R> {
     /// A panic while the lock is held is not possible (no user code runs under it), so poison is ignored.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a read that no thread has taken yet.
+    fn withdraw(&self, mut queue: MutexGuard<'_, Queue>, tag: u64) -> bool {
+        let at = queue.pending.iter().position(|r| r.tag == tag);
+        let Some(request) = at.and_then(|at| queue.pending.remove(at)) else { return false };
+        let now = self.clock.now_ns();
+        let (tag, slot) = (request.tag, request.slot);
+        let outcome = ReadOutcome::Cancelled;
+        self.counters.finish(outcome);
+        queue.done.push_back(Completion { tag, slot, submitted_ns: now, completed_ns: now, outcome });
+        drop(queue);
+        self.signal.raise();
+        true
     }
 
     fn work(&self) {

@@ -366,10 +366,11 @@ impl IoEngine for UringEngine {
                 let want = if self.pending.is_empty() { missing.min(self.in_flight()).max(1) } else { 1 };
                 self.wait(want, left);
             } else {
+                // Not again while the flag for unfinished reads stands: the kernel can leave it set when nothing is left
+                // to finish (it sets it after having queued the work, which may be done by then), and only the next
+                // completion clears it. What comes from now on rings the bell.
                 self.hand_over();
-                if !self.ring.uring.submission().taskrun() {
-                    break;
-                }
+                break;
             }
         }
         let count = self.done.len();
@@ -383,17 +384,23 @@ impl IoEngine for UringEngine {
         }
         self.take();
         let flight = self.flights.iter().position(|f| f.as_ref().is_some_and(|f| f.request.tag == tag));
-        let waiting = self.pending.iter().position(|r| r.tag == tag);
         if let Some(index) = flight {
             self.cancel_flight(index);
-        } else if let Some(request) = waiting.and_then(|at| self.pending.remove(at)) {
-            let now_ns = self.clock.now_ns();
-            self.finish(request, now_ns, now_ns, ReadOutcome::Cancelled);
         }
+        let waiting = flight.is_none() && self.withdraw(tag);
         self.start();
         self.hand_over();
         self.tell();
-        flight.is_some() || waiting.is_some()
+        flight.is_some() || waiting
+    }
+
+    fn withdraw(&mut self, tag: u64) -> bool {
+        let waiting = self.pending.iter().position(|r| r.tag == tag);
+        let Some(request) = waiting.and_then(|at| self.pending.remove(at)) else { return false };
+        let now_ns = self.clock.now_ns();
+        self.finish(request, now_ns, now_ns, ReadOutcome::Cancelled);
+        self.tell();
+        true
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,13 +1,14 @@
 //! The plan: what **may be read** from where. `drive.json` says what is there; a run needs plan within drive.json.
 //! This file is the data and its JSON codec; policies make plans, `stage` makes them true.
 
+use super::level::Reads;
 use crate::ids::{DriveId, ExpertId, LayerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Version of plan files that this program writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 /// Most drives in one plan (`bound_layout` is exact up to 8; ids are bytes).
 pub const MAX_DRIVES: usize = 64;
 
@@ -53,6 +54,22 @@ pub struct PlanDrive {
 #[serde(transparent)]
 pub struct LayerHomes(pub Vec<Vec<DriveId>>);
 
+/// What a plan's barriers will take, as its planner saw it: means over barriers, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prediction {
+    /// How experts are read.
+    pub reads: Reads,
+    /// A barrier with the plan's homes, read as well as possible.
+    pub barrier_ns: u64,
+    /// The bound with the plan's homes (`bound_layout`): reads split at will.
+    pub bound_layout_ns: u64,
+    /// The bound as if every expert were on every drive (`bound_drives`).
+    pub bound_drives_ns: u64,
+    /// The least that any layout could reach with these reads.
+    pub best_layout_ns: u64,
+}
+
 /// A layout plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -75,6 +92,9 @@ pub struct Plan {
     pub drives: Vec<PlanDrive>,
     /// How experts lie over their homes.
     pub shape: Shape,
+    /// What its barriers will take; not hashed. Since version 2, and only where heat was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Prediction>,
     /// Homes by layer.
     pub layers: BTreeMap<LayerId, LayerHomes>,
 }
@@ -119,9 +139,10 @@ impl Plan {
         serde_json::to_string(self).map(|s| s + "\n").map_err(|e| PlanError::Syntax(e.to_string()))
     }
 
-    /// Identity of the layout: everything but where the drives were mounted.
+    /// Identity of the layout: everything but where the drives were mounted and what is expected of it.
     pub fn hash(&self) -> Result<String, PlanError> {
         let mut bare = self.clone();
+        bare.predicted = None;
         bare.store = PathBuf::new();
         for drive in &mut bare.drives {
             drive.path = PathBuf::new();
@@ -197,6 +218,7 @@ mod tests {
             expert_bytes: 64,
             drives: ["a", "b"].map(|n| PlanDrive { name: n.into(), path: n.into() }).to_vec(),
             shape: Shape::Whole,
+            predicted: None,
             layers: [(LayerId(1), LayerHomes(vec![vec![DriveId(0)], vec![DriveId(1), DriveId(0)]]))].into(),
         }
     }
@@ -213,6 +235,24 @@ mod tests {
         assert_ne!(p.hash(), moved.hash());
         assert_eq!(p.on_drive(DriveId(0)).count(), 2);
         assert_eq!(p.replica_count(), 1);
+    }
+
+    #[test]
+    fn plans_of_version_1_are_read_and_keep_their_hash() {
+        let text = r#"{"version":1,"model_id":"m","store":"/s","planner":"round-robin","seed":0,"inputs":{},
+            "expert_bytes":64,"drives":[{"name":"a","path":"/a"}],"shape":{"kind":"whole"},"layers":{"1":[[0],[0]]}}"#;
+        let plan = Plan::parse(text).unwrap();
+        assert_eq!((plan.version, plan.predicted), (1, None));
+        let mut judged = plan.clone();
+        judged.predicted = Some(Prediction {
+            reads: Reads::Split,
+            barrier_ns: 3,
+            bound_layout_ns: 3,
+            bound_drives_ns: 2,
+            best_layout_ns: 2,
+        });
+        assert_eq!(judged.hash(), plan.hash());
+        assert_eq!(Plan::parse(&judged.to_json().unwrap()).unwrap(), judged);
     }
 
     #[test]

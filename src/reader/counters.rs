@@ -6,6 +6,7 @@ use super::options::ReaderError;
 use super::rates::SeenRate;
 use crate::io::paced::{PaceSnapshot, PacedDrive};
 use crate::io::{Capabilities, EngineCounters, EngineSnapshot, Slab};
+use crate::source::guess::GuessCountsByDepth;
 use crate::sys::direct::DioAlignment;
 use crate::trace::log::{TraceBuffer, TraceDrive};
 use hdrhistogram::Histogram;
@@ -13,6 +14,109 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Longest latency that the histograms tell apart.
 const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
+
+/// Reads and the bytes that they asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadSum {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+}
+
+impl ReadSum {
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.reads += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// What became of the prefetch reads of one drive: `issued` is the sum of the others once all have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrivePrefetch {
+    /// Handed to the prefetch engine; a read that was withdrawn and handed over again counts twice.
+    pub issued: ReadSum,
+    /// Of these, taken back before they had been started, because demand came.
+    pub withdrawn: ReadSum,
+    /// There when they were demanded.
+    pub useful: ReadSum,
+    /// Demanded while they were on their way.
+    pub late: ReadSum,
+    /// For nothing: guessed wrong, taken back, or failed.
+    pub wasted: ReadSum,
+    /// Of these, failed.
+    pub failed: u64,
+}
+
+/// What prefetch did, all drives together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefetchCounters {
+    /// Guesses let through that the decoder made.
+    pub told: u64,
+    /// Guesses let through that repeat what the layer asked for in the pass before.
+    pub same_as_last: u64,
+    /// Guesses let through from a learnt table.
+    pub markov: u64,
+    /// Guesses let through that needed no read: cached, or guessed before.
+    pub known: u64,
+    /// Guesses not let through: more than `prefetch_experts` for a layer.
+    pub over_experts: u64,
+    /// Guesses not let through: beyond `prefetch_depth`, or for a layer that had passed.
+    pub out_of_reach: u64,
+    /// Guesses not let through: as many were alive as there is room for.
+    pub no_room: u64,
+    /// Guesses not let through by the governor.
+    pub guesses_dropped: u64,
+    /// Times that the governor let fewer through than before.
+    pub governor_cuts: u64,
+    /// Times that the governor tried again after letting nothing through.
+    pub governor_probes: u64,
+    /// Most layers that a guess let through looked ahead.
+    pub deepest: u32,
+    /// Most guesses let through for one layer.
+    pub most_experts: u32,
+    /// Guesses that were demanded before their read had been started.
+    pub overtaken: u64,
+    /// Guesses whose read had to wait because its drives had demand outstanding.
+    pub held_back: u64,
+    /// Demand reads put on a drive that was busy with prefetch.
+    pub demand_behind: u64,
+    /// Guesses that were not demanded.
+    pub losers: u64,
+    /// Guesses taken back by whoever made them.
+    pub retracted: u64,
+    /// Most slots that prefetch held.
+    pub most_slots: u32,
+    /// Slots that it may hold.
+    pub quota: u32,
+    /// How good the reader's own guesses were, by layers ahead.
+    pub own_by_depth: GuessCountsByDepth,
+}
+
+/// What the cache did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Slots that it may hold.
+    pub slots: u32,
+    /// Most that it held.
+    pub most_slots: u32,
+    /// Demanded experts that were there, and that were not.
+    pub hits: u64,
+    /// See `hits`.
+    pub misses: u64,
+    /// Experts that moved in.
+    pub insertions: u64,
+    /// Experts that went for another.
+    pub evictions: u64,
+    /// Experts that the policy did not let in, although it was full or they were not meant to be.
+    pub refused: u64,
+    /// Experts that found everything in use.
+    pub busy: u64,
+    /// Choices of who goes or stays out, by the policy that chose, in the order of [`super::CachePolicy::ALL`].
+    pub choices_by_policy: [u64; super::CachePolicy::ALL.len()],
+    /// Of these, those that `lru` would have made otherwise.
+    pub choices_not_lru: u64,
+}
 
 /// What one drive did.
 #[derive(Clone, Debug)]
@@ -45,8 +149,12 @@ pub struct DriveCounters {
     pub lat_ns: Histogram<u64>,
     /// What this run's reads taught about its rate.
     pub rate: SeenRate,
-    /// The engine's own counters.
+    /// The demand engine's own counters.
     pub engine: EngineSnapshot,
+    /// What became of its prefetch reads.
+    pub prefetch: DrivePrefetch,
+    /// The prefetch engine's own counters; `None` = it has none.
+    pub prefetch_engine: Option<EngineSnapshot>,
     /// What the engine is.
     pub capabilities: Capabilities,
     /// Alignment of direct reads; `None` = read through the page cache.
@@ -106,6 +214,10 @@ pub struct ReaderCounters {
     pub experts_from_non_primary: u64,
     /// Time that callers spent waiting for an arrival.
     pub stall_ns: u64,
+    /// What prefetch did.
+    pub prefetch: PrefetchCounters,
+    /// What the cache did.
+    pub cache: CacheCounters,
 }
 
 /// Counters and trace, shared between the reader and its handles.
@@ -117,6 +229,7 @@ pub(super) struct Ledger {
 /// What a drive's live sources are, for snapshots.
 pub(super) struct LiveDrive {
     pub engine: Arc<EngineCounters>,
+    pub prefetch_engine: Option<Arc<EngineCounters>>,
     pub pace: Option<Arc<PacedDrive>>,
 }
 
@@ -155,6 +268,8 @@ impl DriveCounters {
             lat_ns: histogram()?,
             rate: SeenRate::default(),
             engine: EngineSnapshot::default(),
+            prefetch: DrivePrefetch::default(),
+            prefetch_engine: None,
             capabilities,
             direct,
             pace: None,
@@ -189,6 +304,8 @@ impl ReaderCounters {
             failovers: 0,
             experts_from_non_primary: 0,
             stall_ns: 0,
+            prefetch: PrefetchCounters::default(),
+            cache: CacheCounters::default(),
         }
     }
 
@@ -204,13 +321,14 @@ impl ReaderHandle {
         let mut counters = self.lock().counters.clone();
         for (drive, live) in counters.drives.iter_mut().zip(self.live.iter()) {
             drive.engine = live.engine.snapshot();
+            drive.prefetch_engine = live.prefetch_engine.as_ref().map(|e| e.snapshot());
             drive.pace = live.pace.as_ref().map(|p| p.snapshot());
         }
         counters
     }
 
-    /// The trace so far, leaving an empty one of the same capacity; `None` when tracing is off. Not to be called
-    /// while a barrier is open: it allocates.
+    /// The trace so far, leaving an empty one of the same capacity; `None` when neither reads nor barriers are kept.
+    /// Not to be called while a barrier is open: it allocates.
     pub fn take_trace(&self) -> Option<TraceBuffer> {
         let mut ledger = self.lock();
         let capacity = ledger.trace.as_ref()?.capacity();
@@ -222,7 +340,7 @@ impl ReaderHandle {
         &self.drives
     }
 
-    /// Slots that are free now; all of them once every lease is dropped and every read has ended.
+    /// Slots that are free now; all of them but the cached ones once every lease is dropped and every read has ended.
     pub fn free_slots(&self) -> u32 {
         self.slab.free_slots()
     }

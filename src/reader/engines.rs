@@ -1,4 +1,4 @@
-//! Choosing and building the engine of a drive. Knows options and engines; opens nothing.
+//! Choosing and building the engines of a drive. Knows options and engines; opens nothing.
 
 use super::options::ReaderOptions;
 use crate::clock::Clock;
@@ -11,32 +11,41 @@ use crate::knob::{self, Knob};
 use std::fs::File;
 use std::sync::Arc;
 
-/// The engine of a drive with `files`, reading into `slab`; it raises `signal`. Paced if the drive is emulated.
+/// One engine to be made: a drive has one for demand and, where there is prefetch, another of its own.
+pub(super) struct EngineSpec<'a> {
+    pub files: Vec<File>,
+    /// What it reads into.
+    pub slab: &'a Slab,
+    /// Reads at once.
+    pub depth: u32,
+    /// Reads that it must hold at most.
+    pub requests: u32,
+    /// The drive's, if it is emulated; both engines share it.
+    pub pace: Option<Arc<PacedDrive>>,
+    /// What it raises.
+    pub signal: Arc<Signal>,
+}
+
+/// An engine as `options` ask for. Paced if the drive is emulated.
 pub(super) fn make_engine(
     options: &ReaderOptions,
     clock: Clock,
-    files: Vec<File>,
-    slab: &Slab,
-    requests: u32,
-    pace: Option<Arc<PacedDrive>>,
-    signal: Arc<Signal>,
+    mut spec: EngineSpec<'_>,
 ) -> Result<Box<dyn IoEngine>, IoSetupError> {
-    let Some(pace) = pace else { return plain(options, clock, files, slab, requests, false, signal) };
+    let Some(pace) = spec.pace.take() else { return plain(options, clock, spec, false) };
+    let signal = Arc::clone(&spec.signal);
     // Reads of an emulated drive are submitted by the reader and finished by the drive's timer.
-    let paced = PacedEngine::new(pace, signal, clock, |kick| plain(options, clock, files, slab, requests, true, kick))?;
-    Ok(Box::new(paced))
+    let behind = |kick| plain(options, clock, EngineSpec { signal: kick, ..spec }, true);
+    Ok(Box::new(PacedEngine::new(pace, signal, clock, behind)?))
 }
 
 fn plain(
     options: &ReaderOptions,
     clock: Clock,
-    files: Vec<File>,
-    slab: &Slab,
-    requests: u32,
+    spec: EngineSpec<'_>,
     shared: bool,
-    signal: Arc<Signal>,
 ) -> Result<Box<dyn IoEngine>, IoSetupError> {
-    let depth = options.queue_depth + if knob::skipped(Knob::QueueDepth) { 2 } else { 0 };
+    let EngineSpec { files, slab, depth, requests, signal, .. } = spec;
     Ok(match kind(options) {
         EngineKind::Psync => Box::new(PsyncEngine::new(files, depth, requests, signal, clock)?),
         EngineKind::Mmap => Box::new(MmapEngine::new(files, depth, requests, signal, clock)?),
@@ -48,7 +57,7 @@ fn plain(
         }
         #[cfg(not(target_os = "linux"))]
         EngineKind::Uring => {
-            let _ = shared;
+            let _ = (slab, shared);
             let reason = "io_uring is a Linux system call; use --engine psync".into();
             return Err(IoSetupError::Engine { engine: EngineKind::Uring, reason });
         }

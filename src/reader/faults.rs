@@ -1,7 +1,8 @@
 //! When reads go wrong: silence, giving up, and the sentences that say where. The part of [`ExpertReader`] that no
 //! good run enters.
 
-use super::expert_reader::{ExpertReader, Part, Retry};
+use super::expert_reader::ExpertReader;
+use super::jobs::{Part, Retry};
 use super::tally::Opened;
 use crate::ids::DriveId;
 use crate::source::SourceError;
@@ -16,6 +17,14 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// As a trace calls it.
+    pub fn result(self) -> ReadResult {
+        match self {
+            Self::Short { .. } => ReadResult::Short,
+            Self::Digest | Self::Os { .. } => ReadResult::Error,
+        }
+    }
+
     /// No drive causes these: the request itself was wrong, and another copy would hide it.
     pub fn is_our_bug(self) -> bool {
         matches!(self, Self::Os { errno: libc::EINVAL | libc::EFAULT | libc::EBADF })
@@ -71,12 +80,12 @@ impl ExpertReader {
         let waited_ms = self.options.read_timeout_ms;
         let (whole, mut gave_up, mut lost) = (self.whole(), false, None);
         for tag in 0..self.jobs.len() {
-            let Some(job) = self.jobs[tag].as_mut().filter(|j| j.gave_up.is_none()) else { continue };
+            let Some(job) = self.jobs[tag].as_mut().filter(|j| j.is_live()) else { continue };
             gave_up = true;
             job.gave_up = Some(ReadResult::Timeout);
             self.live_jobs -= 1;
             let (want, tried, event) = (job.want, job.tried, job.event);
-            self.lanes[event.drive.index()].engine.cancel(tag as u64);
+            self.lanes[event.drive.index()].cancel(event.purpose, tag as u64);
             let state = &mut self.wants[want as usize];
             state.silent |= tried;
             state.restart();
@@ -112,22 +121,23 @@ impl ExpertReader {
         self.parked[want as usize * places..][..places].iter_mut().for_each(|p| *p = None);
     }
 
-    /// Gives up one read; it keeps its job and its part of a slot until the engine returns it.
+    /// Gives up one read of the open barrier; it keeps its job and its part of a slot until the engine returns it.
     pub(super) fn give_up(&mut self, tag: usize, why: ReadResult) {
-        if let Some(job) = self.jobs[tag].as_mut().filter(|j| j.gave_up.is_none()) {
+        if let Some(job) = self.jobs[tag].as_mut().filter(|j| j.is_live()) {
             job.gave_up = Some(why);
             self.live_jobs -= 1;
-            self.lanes[job.event.drive.index()].engine.cancel(tag as u64);
+            self.lanes[job.event.drive.index()].cancel(job.event.purpose, tag as u64);
         }
     }
 
-    /// Gives up everything that is still in flight; slots come back as the engines return them.
+    /// Gives up everything that a barrier still waits for; slots come back as the engines return them.
     pub(super) fn abandon(&mut self) {
         (0..self.jobs.len()).for_each(|tag| self.give_up(tag, ReadResult::Cancelled));
         let now_ns = self.clock.now_ns();
         for (drive, lane) in self.lanes.iter_mut().enumerate() {
             // Never handed to the engine, so no completion will come.
             for request in lane.batch.drain(..) {
+                lane.demand_out -= 1;
                 self.jobs[request.tag as usize] = None;
                 self.free_jobs.push(request.tag as u32);
                 self.in_flight.sub(drive, u64::from(request.len));

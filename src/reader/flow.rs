@@ -2,14 +2,16 @@
 //! runs inside a barrier once reads are on their way.
 
 use super::counters::Ledger;
-use super::expert_reader::{ExpertReader, Job, Part, Ready, Retry};
+use super::expert_reader::ExpertReader;
 use super::faults::Failure;
+use super::jobs::{Job, Part, Ready, Retry, Supply};
 use super::tally::Arrived;
+use crate::ids::DriveId;
 use crate::io::{Completion, ReadOutcome, Slot};
 use crate::knob::{self, Knob};
 use crate::source::SourceError;
 use crate::store::manifest::Digest;
-use crate::trace::events::{Outcome, ReadEvent, ReadResult};
+use crate::trace::events::{Outcome, Purpose, ReadEvent, ReadResult};
 use std::time::Instant;
 
 impl ExpertReader {
@@ -19,7 +21,11 @@ impl ExpertReader {
         let now = Instant::now();
         let mut result = Ok(());
         for drive in 0..self.lanes.len() {
-            self.lanes[drive].engine.reap(0, now, &mut finished);
+            let lane = &mut self.lanes[drive];
+            lane.engine.reap(0, now, &mut finished);
+            if let Some(ahead) = &mut lane.ahead {
+                ahead.engine.reap(0, now, &mut finished);
+            }
             for completion in finished.drain(..) {
                 let settled = self.settle(drive, completion);
                 result = result.and(settled);
@@ -35,6 +41,14 @@ impl ExpertReader {
         let Completion { tag, slot, submitted_ns, completed_ns, outcome } = completion;
         let Some(mut job) = self.jobs.get_mut(tag as usize).and_then(Option::take) else { return Ok(()) };
         self.free_jobs.push(tag as u32);
+        if job.withdrawn {
+            self.withdrawn(&job, slot);
+            return Ok(());
+        }
+        match (&mut self.lanes[drive], job.ahead) {
+            (lane, None) => lane.demand_out -= 1,
+            (lane, Some(_)) => lane.ahead.iter_mut().for_each(|a| a.out -= 1),
+        }
         (job.event.submitted_ns, job.event.completed_ns) = (submitted_ns, completed_ns);
         let failure = match outcome {
             ReadOutcome::Done { .. } => None,
@@ -48,16 +62,20 @@ impl ExpertReader {
         if let Some(why) = job.gave_up {
             job.event.result = why;
             self.count(&mut job.event, job.part, None);
+            if let (Some(ahead), Some(_)) = (&mut self.ahead, job.ahead) {
+                ahead.held_slots -= 1;
+            }
             return Ok(()); // its slot goes back now
+        }
+        if job.ahead.is_some() {
+            self.landed(job, slot, failure);
+            return Ok(());
         }
         self.live_jobs -= 1;
         match failure {
             None => self.arrive(job, slot),
             Some(failure) => {
-                job.event.result = match failure {
-                    Failure::Short { .. } => ReadResult::Short,
-                    _ => ReadResult::Error,
-                };
+                job.event.result = failure.result();
                 self.count(&mut job.event, job.part, Some(failure));
                 let rival = job.rival.and_then(|r| self.jobs[r as usize].as_mut());
                 if let Some(rival) = rival.filter(|r| r.gave_up.is_none()) {
@@ -92,7 +110,7 @@ impl ExpertReader {
             }
         }
         let at = job.want as usize;
-        let (payload, places) = (self.plan.expert_bytes as usize, self.lanes.len());
+        let places = self.lanes.len();
         let mut want = self.wants[at];
         want.arrived += 1;
         want.bytes += u64::from(job.part.len);
@@ -106,13 +124,7 @@ impl ExpertReader {
             return Ok(());
         }
         let slot = self.join(&job, slot)?;
-        let verify =
-            (self.options.verify_digests || knob::forced(Knob::VerifyDigests)) && !knob::skipped(Knob::VerifyDigests);
-        let wrong = verify && Digest::of(&slot.bytes()[..payload]) != job.digest;
-        if verify {
-            self.handle.lock().counters.drives[job.event.drive.index()].digests_checked += 1;
-        }
-        if wrong {
+        if self.digest_is_wrong(job.event.drive, &slot, job.digest) {
             job.event.result = ReadResult::Error;
             let failure = if want.parts == 1 { Some(Failure::Digest) } else { None };
             self.count(&mut job.event, job.part, failure);
@@ -137,8 +149,18 @@ impl ExpertReader {
             counters.part_bytes += want.bytes;
             counters.part_sum_errors += u64::from(want.bytes != self.plan.expert_bytes);
         }
-        self.ready.push_back(Ready { want: job.want, slot, completed_ns: want.completed_ns });
+        self.ready.push_back(Ready { want: job.want, bytes: Supply::Read(slot), completed_ns: want.completed_ns });
         Ok(())
+    }
+
+    /// Whether a whole expert has another digest than it should, where digests are checked.
+    pub(super) fn digest_is_wrong(&mut self, drive: DriveId, slot: &Slot, digest: Digest) -> bool {
+        let verify =
+            (self.options.verify_digests || knob::forced(Knob::VerifyDigests)) && !knob::skipped(Knob::VerifyDigests);
+        if verify {
+            self.handle.lock().counters.drives[drive.index()].digests_checked += 1;
+        }
+        verify && Digest::of(&slot.bytes()[..self.plan.expert_bytes as usize]) != digest
     }
 
     /// The whole slot of an expert whose last part is in `slot`. The other parts lie in the same slot, unless a hedge,
@@ -171,12 +193,14 @@ impl ExpertReader {
             payload_bytes: u64::from(job.part.len),
             queued_ns: job.event.queued_ns,
             completed_ns: job.event.completed_ns,
-            hedge: job.hedge,
+            hedge: job.hedge && job.rival.is_some(),
+            prefetch: job.event.purpose == Purpose::Prefetch,
+            evicted: self.resident.as_ref().is_some_and(|r| r.had(job.event.layer, job.event.expert)),
         });
     }
 
     /// Counts and traces a read that has ended as `event.result` says.
-    fn count(&mut self, event: &mut ReadEvent, part: Part, failure: Option<Failure>) {
+    pub(super) fn count(&mut self, event: &mut ReadEvent, part: Part, failure: Option<Failure>) {
         if event.result != ReadResult::Ok {
             event.outcome = Outcome::Wasted;
         }
@@ -186,7 +210,22 @@ impl ExpertReader {
             trace.push_read(*event);
         }
         let drive = &mut counters.drives[event.drive.index()];
+        if event.purpose == Purpose::Prefetch {
+            let sum = match event.outcome {
+                Outcome::Useful => &mut drive.prefetch.useful,
+                Outcome::Late => &mut drive.prefetch.late,
+                Outcome::Wasted | Outcome::Demand => &mut drive.prefetch.wasted,
+            };
+            sum.add(event.bytes);
+            match event.outcome {
+                Outcome::Useful => self.governor.useful(event.bytes),
+                _ => self.governor.lost(event.bytes),
+            }
+            let failed = !matches!(event.result, ReadResult::Ok | ReadResult::Cancelled);
+            drive.prefetch.failed += u64::from(failed);
+        }
         match event.result {
+            ReadResult::Ok if event.outcome == Outcome::Wasted => {}
             ReadResult::Ok => {
                 drive.reads += 1;
                 drive.payload_bytes += u64::from(part.len);

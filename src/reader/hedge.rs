@@ -3,6 +3,7 @@
 
 use super::expert_reader::ExpertReader;
 use super::issue::Order;
+use super::jobs::Job;
 use super::rates::fill_loads;
 use super::tally::Opened;
 use crate::ids::DriveId;
@@ -41,7 +42,7 @@ impl ExpertReader {
         if self.live_jobs != 1 || self.fresh < self.wants.len() || !self.retry.is_empty() {
             return None;
         }
-        let live = |j: &Option<super::expert_reader::Job>| j.as_ref().is_some_and(|j| j.gave_up.is_none());
+        let live = |j: &Option<Job>| j.as_ref().is_some_and(Job::is_live);
         let tag = self.jobs.iter().position(live)?;
         let job = self.jobs[tag].as_ref()?;
         let after = if forced { 0 } else { self.hedge_after_ns[job.event.drive.index()]? };

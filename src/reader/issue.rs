@@ -2,7 +2,8 @@
 //! [`ExpertReader`] that turns a decision into requests.
 
 use super::dispatch::{DispatchPolicy, Piece, Shape};
-use super::expert_reader::{ExpertReader, Job, Part, Retry};
+use super::expert_reader::ExpertReader;
+use super::jobs::{Job, Part, Retry};
 use super::rates::fill_loads;
 use super::tally::Opened;
 use crate::ids::DriveId;
@@ -60,7 +61,7 @@ impl ExpertReader {
     }
 
     /// The policy that this reader carries out.
-    fn policy(&self) -> DispatchPolicy {
+    pub(super) fn policy(&self) -> DispatchPolicy {
         match self.options.dispatch {
             _ if [Knob::Dispatch, Knob::Layout, Knob::Replicas].into_iter().any(knob::skipped) => {
                 DispatchPolicy::FirstHit
@@ -137,11 +138,21 @@ impl ExpertReader {
         self.place(opened, Order { want, part, home, tried, rival: None }, slot)
     }
 
+    /// Demand comes to a drive that had none: prefetch that the drive has not begun gives way.
+    fn overtake(&mut self, drive: usize) {
+        if self.lanes[drive].ahead.as_ref().is_some_and(|a| a.out > 0) {
+            self.withdraw_queued(Some(drive));
+        }
+    }
+
     /// Puts one read into its drive's batch.
     pub(super) fn place(&mut self, opened: &Opened, order: Order, slot: Slot) -> Result<(), SourceError> {
         let Order { want, part, home, tried, rival } = order;
         let expert = self.wants[want as usize].expert;
         let drive = self.plan.homes(opened.layer, expert).and_then(|h| h.get(home)).copied().unwrap_or(DriveId(0));
+        if self.lanes[drive.index()].demand_out == 0 {
+            self.overtake(drive.index());
+        }
         let lane = &mut self.lanes[drive.index()];
         let Some(located) = lane.opened.locate(opened.layer, expert) else {
             return Err(SourceError::Unknown(format!(
@@ -160,6 +171,11 @@ impl ExpertReader {
         let queued_ns = self.clock.now_ns();
         self.rates[drive.index()].queued(queued_ns);
         self.live_jobs += 1;
+        lane.demand_out += 1;
+        if lane.ahead.as_ref().is_some_and(|a| a.out > 0) {
+            self.governor.behind();
+            self.handle.lock().counters.prefetch.demand_behind += 1;
+        }
         let event = ReadEvent {
             step: opened.step.step,
             layer: opened.layer,
@@ -184,7 +200,9 @@ impl ExpertReader {
         }
         let (digest, tried) = (located.digest, tried | 1 << home);
         let hedge = rival.is_some();
-        self.jobs[tag as usize] = Some(Job { want, part, tried, event, digest, gave_up: None, rival, hedge });
+        let (ahead, withdrawn, gave_up) = (None, false, None);
+        self.jobs[tag as usize] =
+            Some(Job { tag, want, ahead, withdrawn, part, tried, event, digest, gave_up, rival, hedge });
         let request = ReadRequest { tag: u64::from(tag), file: located.file, offset, len: bytes, need: part.len, slot };
         debug_assert!(request.slot.bytes().len() >= bytes as usize);
         lane.batch.push(request);

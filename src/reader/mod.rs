@@ -2,28 +2,48 @@
 //! copy for each, hands experts over as they arrive, falls back to another copy when a read fails, and counts and
 //! traces what really happened. Knows plans and drive folders; knows nothing of what experts are used for.
 
+mod ahead;
+mod assemble;
 mod balance;
+mod budget;
+pub mod cache;
 pub mod counters;
 pub mod dispatch;
 mod engines;
 mod expert_reader;
 mod faults;
 mod flow;
+pub mod governor;
+mod heat_file;
 mod hedge;
 mod issue;
+mod jobs;
 mod open;
 pub mod options;
+pub mod predict;
+mod prefetch;
 pub mod rates;
+mod resident;
 mod split;
+mod supply;
 mod tally;
 
-pub use counters::{DriveCounters, ReaderCounters, ReaderHandle};
+pub use cache::CachePolicy;
+pub use counters::{
+    CacheCounters, DriveCounters, DrivePrefetch, PrefetchCounters, ReadSum, ReaderCounters, ReaderHandle,
+};
 pub use dispatch::DispatchPolicy;
 pub use expert_reader::ExpertReader;
 pub use open::{OpenedDrive, mounts_of, open_drive};
-pub use options::{ReaderError, ReaderOptions};
+pub use options::{PrefetchPolicy, ReaderError, ReaderOptions};
 pub use rates::KnownRate;
 
+#[cfg(test)]
+mod ahead_tests;
+#[cfg(test)]
+mod cache_tests;
+#[cfg(test)]
+mod script_tests;
 #[cfg(test)]
 mod split_tests;
 #[cfg(test)]

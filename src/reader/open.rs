@@ -170,7 +170,8 @@ fn open_files(opened: &mut OpenedDrive, options: &ReaderOptions) -> Result<(), R
     let folder = opened.folder.clone();
     // The lowest free descriptor is close to the number of files that other drives and the program have open.
     let used = File::open(&folder).map_err(|e| opened.error(&folder, e))?.as_raw_fd();
-    let wanted = u64::from(used.unsigned_abs()) + opened.names.len() as u64 + SPARE_FILES;
+    let pools = if super::budget::prefetches(options) { 2 } else { 1 };
+    let wanted = u64::from(used.unsigned_abs()) + opened.names.len() as u64 * pools + SPARE_FILES;
     raise_open_files(wanted).map_err(|e| opened.error(&folder, e))?;
     for index in 0..opened.names.len() {
         let path = folder.join(&opened.names[index]);

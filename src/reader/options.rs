@@ -1,13 +1,56 @@
 //! What a reader can be told, and why it could not be built.
 
+use super::cache::CachePolicy;
 use super::dispatch::DispatchPolicy;
 use super::rates::KnownRate;
 use crate::drive::units;
 use crate::io::{EngineKind, IoSetupError, MAX_QUEUE_DEPTH};
+use crate::source::guess::MAX_LOOKAHEAD;
 use crate::trace::log::TraceCapacity;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Most layers that guesses can look ahead.
+pub const MAX_PREFETCH_DEPTH: u32 = MAX_LOOKAHEAD as u32;
+
+/// Who guesses what later layers will need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrefetchPolicy {
+    /// Nobody.
+    #[default]
+    None,
+    /// What the layer asked for in the pass before.
+    SameAsLast,
+    /// The decoder, by the next layers' routers on this layer's state.
+    NextRouter,
+    /// A table of which experts followed which, learnt from traces.
+    Markov,
+    /// The decoder, by the routes of drafted tokens.
+    Draft,
+}
+
+impl PrefetchPolicy {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::None, Self::SameAsLast, Self::NextRouter, Self::Markov, Self::Draft];
+
+    /// Its name in options and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::SameAsLast => "same-as-last",
+            Self::NextRouter => "next-router",
+            Self::Markov => "markov",
+            Self::Draft => "draft",
+        }
+    }
+
+    /// The guesses come from the decoder, not from the reader.
+    pub fn is_told(self) -> bool {
+        matches!(self, Self::NextRouter | Self::Draft)
+    }
+}
 
 /// Options of an [`super::ExpertReader`]. Every field has an effect that [`super::ReaderCounters`] shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,10 +81,32 @@ pub struct ReaderOptions {
     pub verify_digests: bool,
     /// Longest wait without any arrival. Then outstanding reads are given up and other copies tried.
     pub read_timeout_ms: u64,
-    /// Reads and barriers that the trace can hold; zeros switch tracing off. Sized by whoever starts a run.
+    /// Who guesses what later layers will need.
+    pub prefetch: PrefetchPolicy,
+    /// Layers ahead of the one at work that guesses may be for.
+    pub prefetch_depth: u32,
+    /// Most guesses for one layer; 0 = all that are made.
+    pub prefetch_experts: u32,
+    /// Prefetch reads at once for each drive, beside those of demand.
+    pub prefetch_queue_depth: u32,
+    /// Turn prefetch down while it costs more than it brings.
+    pub prefetch_governor: bool,
+    /// The table of the Markov policy.
+    pub prefetch_table: Option<PathBuf>,
+    /// Bytes of `buffer_bytes` for experts that stay; 0 = none.
+    pub cache_bytes: u64,
+    /// Which experts stay.
+    pub cache_policy: CachePolicy,
+    /// Counts by which the pinned policy chooses (CSV).
+    pub cache_heat: Option<PathBuf>,
+    /// Slots that prefetch and cache never take: the widest barrier of a pass that extends the text. 0 = the widest layer.
+    /// Set by whoever knows the model.
+    #[serde(skip)]
+    pub demand_reserve: u32,
+    /// Reads that the trace can hold; 0 keeps none, which is what an untraced run does. Sized by whoever starts a run.
     #[serde(skip)]
     pub trace_reads: usize,
-    /// See `trace_reads`.
+    /// Barriers that can be held; 0 keeps none. A run's verdict needs them whether it is traced or not.
     #[serde(skip)]
     pub trace_barriers: usize,
 }
@@ -60,6 +125,16 @@ impl Default for ReaderOptions {
             allow_buffered: false,
             verify_digests: false,
             read_timeout_ms: 30_000,
+            prefetch: PrefetchPolicy::None,
+            prefetch_depth: 1,
+            prefetch_experts: 0,
+            prefetch_queue_depth: 4,
+            prefetch_governor: true,
+            prefetch_table: None,
+            cache_bytes: 0,
+            cache_policy: CachePolicy::Lru,
+            cache_heat: None,
+            demand_reserve: 0,
             trace_reads: 0,
             trace_barriers: 0,
         }
@@ -103,6 +178,7 @@ impl ReaderOptions {
         if self.hedge_after_permille.is_some_and(|p| !(1..1000).contains(&p)) {
             return Err(ReaderError::Option("hedging needs a percentile above 0 and below 100".into()));
         }
+        self.check_ahead()?;
         for (index, rate) in self.rates.iter().enumerate() {
             let name = &rate.drive;
             if rate.bytes_per_s == 0 {
@@ -113,6 +189,44 @@ impl ReaderOptions {
             }
         }
         Ok(())
+    }
+
+    /// Prefetch and cache: ranges, and what does nothing without something else.
+    fn check_ahead(&self) -> Result<(), ReaderError> {
+        let no = |what: String| Err(ReaderError::Option(what));
+        if !(1..=MAX_PREFETCH_DEPTH).contains(&self.prefetch_depth) {
+            return no(format!(
+                "prefetch depth {} is not within 1 to {MAX_PREFETCH_DEPTH} layers",
+                self.prefetch_depth
+            ));
+        }
+        if !(1..=MAX_QUEUE_DEPTH).contains(&self.prefetch_queue_depth) {
+            let seen = self.prefetch_queue_depth;
+            return no(format!("prefetch queue depth {seen} is not within 1 to {MAX_QUEUE_DEPTH}"));
+        }
+        match (self.prefetch, &self.prefetch_table) {
+            (PrefetchPolicy::Markov, None) => {
+                return no("prefetch `markov` guesses by a table: give --prefetch-table".into());
+            }
+            (policy, Some(path)) if policy != PrefetchPolicy::Markov => {
+                let (path, policy) = (path.display(), policy.name());
+                return no(format!(
+                    "--prefetch-table {path} does nothing with --prefetch {policy}; it belongs to markov"
+                ));
+            }
+            _ => {}
+        }
+        match (self.cache_policy, &self.cache_heat) {
+            (CachePolicy::Pinned, None) => no("a pinned cache needs to know what is hot: give --cache-heat".into()),
+            (CachePolicy::Lru | CachePolicy::LfuDecay, Some(path)) => {
+                let (path, policy) = (path.display(), self.cache_policy.name());
+                no(format!("--cache-heat {path} does nothing with --cache-policy {policy}; it belongs to pinned"))
+            }
+            (policy, _) if self.cache_bytes == 0 && policy != CachePolicy::Lru => {
+                no(format!("--cache-policy {} does nothing without a cache: give --cache-bytes", policy.name()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// `--hedge-after`: a percentile, or `off`.
@@ -149,6 +263,9 @@ pub enum ReaderError {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// The table that guesses are made by.
+    #[error("--prefetch-table: {0}")]
+    Table(#[from] super::predict::table::TableError),
     /// The plan names what this reader cannot do.
     #[error("{0}")]
     Plan(String),
@@ -172,5 +289,21 @@ mod tests {
         let message = refused(ReaderOptions { sqpoll: true, ..ReaderOptions::default() });
         assert!(message.contains("--sqpoll") && message.contains("psync"), "{message}");
         ReaderOptions { engine: EngineKind::Uring, sqpoll: true, ..ReaderOptions::default() }.check().unwrap();
+    }
+
+    #[test]
+    fn settings_of_prefetch_and_cache_that_would_do_nothing_are_refused() {
+        let refused = |change: fn(&mut ReaderOptions)| {
+            let mut options = ReaderOptions::default();
+            change(&mut options);
+            options.check().unwrap_err().to_string()
+        };
+        assert!(refused(|o| o.prefetch_depth = 0).contains("depth 0"));
+        assert!(refused(|o| o.prefetch_queue_depth = 0).contains("queue depth 0"));
+        assert!(refused(|o| o.prefetch = PrefetchPolicy::Markov).contains("--prefetch-table"));
+        assert!(refused(|o| o.prefetch_table = Some("t".into())).contains("markov"));
+        assert!(refused(|o| (o.cache_policy, o.cache_bytes) = (CachePolicy::Pinned, 9)).contains("--cache-heat"));
+        assert!(refused(|o| (o.cache_heat, o.cache_bytes) = (Some("h".into()), 9)).contains("pinned"));
+        assert!(refused(|o| o.cache_policy = CachePolicy::LfuDecay).contains("--cache-bytes"));
     }
 }

@@ -143,6 +143,14 @@ impl RateEstimator {
         }
     }
 
+    /// A read that never reached the drive was taken back.
+    pub fn taken_back(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.in_flight == 0 && self.clean {
+            self.learn();
+        }
+    }
+
     /// A barrier has closed.
     pub fn barrier_closed(&mut self) {
         self.barriers_idle += u64::from(self.in_flight == 0);

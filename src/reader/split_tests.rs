@@ -142,7 +142,14 @@ fn a_cut_expert_with_a_wrong_digest_is_read_whole_until_it_is_right() {
 /// A reader whose drive 0 delivers 2 MB/s and whose other drives are as fast as they are.
 fn with_slow_drive(plan: &Plan, options: &ReaderOptions) -> ExpertReader {
     let mut mounts = mounts_of(plan, None).unwrap();
-    let pace = Emulation { rate_bytes_per_s: 2_000_000, latency_ns: 1_000_000, per_read_ns: 0, jitter: 0.0, seed: 0 };
+    let pace = Emulation {
+        rate_bytes_per_s: 2_000_000,
+        latency_ns: 1_000_000,
+        per_read_ns: 0,
+        jitter: 0.0,
+        seed: 0,
+        ..Emulation::default()
+    };
     mounts[0].emulate = Some(pace);
     ExpertReader::open(plan, &mounts, options, Clock::start()).unwrap()
 }

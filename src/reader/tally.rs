@@ -2,10 +2,8 @@
 
 use crate::ids::{DriveId, LayerId};
 use crate::source::StepInfo;
+use crate::trace::cause::{LastFacts, cause};
 use crate::trace::events::{BarrierRecord, Cause};
-
-/// Two drives that ended within this share of the barrier's whole wait (1/50 = 2 %) ended together.
-const TIE_DIVISOR: u64 = 50;
 
 /// A read that has arrived: an expert, or a part of one.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +14,10 @@ pub(super) struct Arrived {
     pub completed_ns: u64,
     /// A hedge that came before the read it was to help.
     pub hedge: bool,
+    /// It had been asked for before the barrier opened.
+    pub prefetch: bool,
+    /// Its expert had been in memory and had to go.
+    pub evicted: bool,
 }
 
 /// Tally of an open barrier.
@@ -27,6 +29,10 @@ pub(super) struct Tally {
     second_ns: Option<u64>,
     /// When the first whole expert was there.
     first_ns: Option<u64>,
+    /// Experts that were in memory, that a prefetch had brought, and the bytes of the latter.
+    hits: u32,
+    prefetch_hits: u32,
+    early_bytes: u64,
     pub stall_ns: u64,
 }
 
@@ -49,13 +55,23 @@ pub(super) struct Opened {
 
 impl Tally {
     pub fn new(drives: usize) -> Self {
-        Self { by_drive: vec![Share::default(); drives], last: None, second_ns: None, first_ns: None, stall_ns: 0 }
+        Self {
+            by_drive: vec![Share::default(); drives],
+            last: None,
+            second_ns: None,
+            first_ns: None,
+            hits: 0,
+            prefetch_hits: 0,
+            early_bytes: 0,
+            stall_ns: 0,
+        }
     }
 
     /// Starts over, without allocating.
     pub fn reset(&mut self) {
         self.by_drive.fill(Share::default());
         (self.last, self.second_ns, self.first_ns, self.stall_ns) = (None, None, None, 0);
+        (self.hits, self.prefetch_hits, self.early_bytes) = (0, 0, 0);
     }
 
     /// Counts an arrival; they may come in any order.
@@ -83,6 +99,19 @@ impl Tally {
         self.first_ns = Some(self.first_ns.map_or(at_ns, |first| first.min(at_ns)));
     }
 
+    /// An expert was in memory when the barrier opened at `open_ns`.
+    pub fn hit(&mut self, open_ns: u64) {
+        self.hits += 1;
+        self.complete(open_ns);
+    }
+
+    /// A prefetch had brought an expert of `payload_bytes` before the barrier opened at `open_ns`.
+    pub fn prefetched(&mut self, payload_bytes: u64, open_ns: u64) {
+        self.prefetch_hits += 1;
+        self.early_bytes += payload_bytes;
+        self.complete(open_ns);
+    }
+
     /// Drive of the last arrival so far.
     pub fn straggler(&self) -> Option<DriveId> {
         self.last.map(|l| l.drive)
@@ -103,9 +132,9 @@ impl Tally {
             rows: opened.step.rows,
             layer: opened.layer,
             width: opened.width,
-            hits: 0,
-            prefetch_hits: 0,
-            bytes: self.by_drive.iter().map(|s| s.bytes).sum(),
+            hits: self.hits,
+            prefetch_hits: self.prefetch_hits,
+            bytes: self.early_bytes + self.by_drive.iter().map(|s| s.bytes).sum::<u64>(),
             open_ns: opened.open_ns,
             first_ns: self.first_ns.unwrap_or(opened.open_ns),
             last_ns,
@@ -124,30 +153,20 @@ impl Tally {
         self.straggler().map(DriveId::index)
     }
 
-    /// Why the last read was last, by the first rule that holds:
-    /// 1. nothing was read: none;
-    /// 2. it was a hedge: hedged;
-    /// 3. two or more drives served, and the last two ended within 2 % of the whole wait of each other: tie;
-    /// 4. the read was queued in the second half of the wait, because it waited for a slot or for another copy to
-    ///    fail: queued_late;
-    /// 5. its drive delivered more bytes than any other (or alone): big_share;
-    /// 6. otherwise the drive was slower than drives that had as much to do: device_slow.
+    /// Why the last read was last, by the rules of [`crate::trace::cause`].
     fn cause(&self, open_ns: u64, gap_drive_ns: Option<u64>) -> Cause {
         let Some(last) = self.last else { return Cause::None };
-        if last.hedge {
-            return Cause::Hedged;
-        }
-        let wait_ns = last.completed_ns.saturating_sub(open_ns);
-        if gap_drive_ns.is_some_and(|gap| gap <= wait_ns / TIE_DIVISOR) {
-            return Cause::Tie;
-        }
-        if last.queued_ns.saturating_sub(open_ns) > wait_ns / 2 {
-            return Cause::QueuedLate;
-        }
-        let own = self.by_drive[last.drive.index()].bytes;
-        let most_of_others =
-            self.by_drive.iter().enumerate().filter(|(d, _)| *d != last.drive.index()).map(|(_, s)| s.bytes).max();
-        if most_of_others.is_none_or(|most| own > most) { Cause::BigShare } else { Cause::DeviceSlow }
+        let others = self.by_drive.iter().enumerate().filter(|(d, s)| s.reads > 0 && *d != last.drive.index());
+        cause(&LastFacts {
+            wait_ns: last.completed_ns.saturating_sub(open_ns),
+            gap_drive_ns,
+            hedged: last.hedge,
+            evicted: last.evicted,
+            prefetch: last.prefetch,
+            queued_after_ns: last.queued_ns.saturating_sub(open_ns),
+            own_bytes: self.by_drive[last.drive.index()].bytes,
+            most_of_others: others.map(|(_, s)| s.bytes).max(),
+        })
     }
 }
 
@@ -156,14 +175,38 @@ mod tests {
     use super::*;
     use crate::source::Phase;
 
+    const BLANK: Arrived = Arrived {
+        drive: DriveId(0),
+        payload_bytes: 0,
+        queued_ns: 0,
+        completed_ns: 0,
+        hedge: false,
+        prefetch: false,
+        evicted: false,
+    };
+
     fn record(drives: usize, arrivals: &[(u8, u64, u64, u64)]) -> BarrierRecord {
         let step = StepInfo { step: 1, phase: Phase::Decode, pos: 4, rows: 1 };
         let opened = Opened { barrier: 3, step, layer: LayerId(2), width: arrivals.len() as u32, open_ns: 1000 };
         let mut tally = Tally::new(drives);
-        tally.arrived(Arrived { drive: DriveId(0), payload_bytes: 1, queued_ns: 0, completed_ns: 1, hedge: false });
+        tally.arrived(Arrived {
+            drive: DriveId(0),
+            payload_bytes: 1,
+            queued_ns: 0,
+            completed_ns: 1,
+            hedge: false,
+            ..BLANK
+        });
         tally.reset();
         for &(drive, payload_bytes, queued_ns, completed_ns) in arrivals {
-            tally.arrived(Arrived { drive: DriveId(drive), payload_bytes, queued_ns, completed_ns, hedge: false });
+            tally.arrived(Arrived {
+                drive: DriveId(drive),
+                payload_bytes,
+                queued_ns,
+                completed_ns,
+                hedge: false,
+                ..BLANK
+            });
             tally.complete(completed_ns);
         }
         tally.record(&opened, 9999)
@@ -208,6 +251,7 @@ mod tests {
             queued_ns: 1000,
             completed_ns,
             hedge,
+            ..BLANK
         };
         tally.arrived(part(0, 1500, false));
         tally.arrived(part(1, 2000, true));

@@ -1,5 +1,6 @@
 //! The reader over small pack folders with known contents, on a real file system.
 
+use super::engines::EngineSpec;
 use super::options::ReaderError;
 use super::*;
 use crate::clock::Clock;
@@ -38,6 +39,7 @@ pub(super) fn stage(root: &Path, drives: u8, homes: impl Fn(u16) -> Vec<u8>) -> 
         expert_bytes: PAYLOAD,
         drives: (0..drives).map(|d| PlanDrive { name: format!("d{d}"), path: root.join(format!("d{d}")) }).collect(),
         shape: Shape::Whole,
+        predicted: None,
         layers: LAYERS.iter().map(|&l| (l, row.clone())).collect(),
     };
     for (id, drive) in plan.drives.iter().enumerate() {
@@ -255,7 +257,14 @@ fn a_bad_copy_is_replaced_by_another_and_without_one_the_error_says_where() {
 fn what_was_not_taken_is_given_up_and_its_slots_come_back() {
     let dir = folder();
     let plan = stage(dir.path(), 1, |_| vec![0]);
-    let pace = Emulation { rate_bytes_per_s: 2_000_000, latency_ns: 0, per_read_ns: 0, jitter: 0.0, seed: 0 };
+    let pace = Emulation {
+        rate_bytes_per_s: 2_000_000,
+        latency_ns: 0,
+        per_read_ns: 0,
+        jitter: 0.0,
+        seed: 0,
+        ..Emulation::default()
+    };
     let mut mounts = mounts_of(&plan, None).unwrap();
     mounts[0].emulate = Some(pace);
     let options = ReaderOptions { queue_depth: 2, ..options() };
@@ -399,6 +408,10 @@ impl IoEngine for BadEngine {
         true
     }
 
+    fn withdraw(&mut self, _tag: u64) -> bool {
+        false // all of its reads have begun
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities { name: "bad", queue_depth: 1, max_requests: 64, emulated: false, stamps_late: false }
     }
@@ -420,7 +433,8 @@ pub(super) fn bad_drive_with(plan: &Plan, errno: i32, options: ReaderOptions) ->
     let drives = ids.zip(&mounts).map(|(id, m)| open_drive(plan, id, m, &options).unwrap()).collect();
     let clock = Clock::start();
     let made = std::cell::Cell::new(0);
-    ExpertReader::assemble(plan, drives, vec![None; mounts.len()], &options, clock, |files, _, requests, _, signal| {
+    ExpertReader::assemble(plan, drives, vec![None; mounts.len()], &options, clock, |spec| {
+        let EngineSpec { files, requests, signal, .. } = spec;
         if made.replace(made.get() + 1) == 0 {
             return Ok(Box::new(BadEngine { errno, held: Vec::new(), done: Vec::new(), signal }));
         }

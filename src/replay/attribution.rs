@@ -8,11 +8,8 @@
 //! next-to-last.
 
 use crate::ids::DriveId;
+use crate::trace::cause::{LastFacts, cause};
 use crate::trace::events::{BarrierRecord, Cause, Outcome, Purpose, ReadEvent, ReadResult};
-
-/// Two drives that ended within this share of the barrier's whole wait (1/50 = 2 %) ended together; the reader uses the
-/// same share.
-pub const TIE_DIVISOR: u64 = 50;
 
 /// The read that decided a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,17 +149,10 @@ impl Attributor {
         }
     }
 
-    /// The first rule that holds:
-    /// 1. two or more drives delivered, and the last two ended within 2 % of the wait of each other: `tie`;
-    /// 2. the part that decided was sent to more than one copy, and the other read was cancelled or came for
-    ///    nothing: `hedged`;
-    /// 3. a prefetch had brought the expert before the barrier opened, and its bytes were given up: `evicted`;
-    /// 4. the read that decided was a prefetch: `prefetch_late`;
-    /// 5. it was queued in the second half of the wait: `queued_late`;
-    /// 6. its drive delivered more bytes than any other, or alone: `big_share`;
-    /// 7. otherwise the drive was slower than drives that had as much to do: `device_slow`.
-    ///
-    /// For 2 and 3 the record's own word is taken as well: a cache leaves no reads, and so no trace of what it evicted.
+    /// Why the last read was last, by the rules of [`crate::trace::cause`]. A prefetch that had brought the expert before
+    /// the barrier opened, and whose bytes were given up, means that it was evicted; a read of the same part that was asked
+    /// for earlier, and was cancelled or came for nothing, means that the last one was a hedge. The record's own word on
+    /// both is taken as well: a cache leaves no reads, and so no trace of what it evicted.
     fn cause(
         &self,
         record: &BarrierRecord,
@@ -171,9 +161,6 @@ impl Attributor {
         gap_drive_ns: Option<u64>,
         wait_ns: u64,
     ) -> Cause {
-        if gap_drive_ns.is_some_and(|gap| gap <= wait_ns / TIE_DIVISOR) {
-            return Cause::Tie;
-        }
         let given_up = |r: &&ReadEvent| {
             r.result == ReadResult::Cancelled || (r.result == ReadResult::Ok && r.outcome == Outcome::Wasted)
         };
@@ -182,26 +169,19 @@ impl Attributor {
         let hedged = twins.any(|twin| {
             let was_there = twin.purpose == Purpose::Prefetch && twin.completed_ns <= record.open_ns;
             evicted |= was_there;
-            !was_there
+            !was_there && twin.queued_ns < last.queued_ns
         });
-        if hedged || record.cause == Cause::Hedged {
-            return Cause::Hedged;
-        }
-        if evicted {
-            return Cause::Evicted;
-        }
-        if last.purpose == Purpose::Prefetch {
-            return Cause::PrefetchLate;
-        }
-        if last.queued_ns.saturating_sub(record.open_ns) > wait_ns / 2 {
-            return Cause::QueuedLate;
-        }
-        let own = self.shares[last.drive.index()].bytes;
         let others = self.shares.iter().enumerate().filter(|(d, s)| s.reads > 0 && *d != last.drive.index());
-        match others.map(|(_, s)| s.bytes).max() {
-            Some(most) if own <= most => Cause::DeviceSlow,
-            _ => Cause::BigShare,
-        }
+        cause(&LastFacts {
+            wait_ns,
+            gap_drive_ns,
+            hedged: hedged || record.cause == Cause::Hedged,
+            evicted,
+            prefetch: last.purpose == Purpose::Prefetch,
+            queued_after_ns: last.queued_ns.saturating_sub(record.open_ns),
+            own_bytes: self.shares[last.drive.index()].bytes,
+            most_of_others: others.map(|(_, s)| s.bytes).max(),
+        })
     }
 }
 

@@ -2,19 +2,24 @@
 //! out for the traces of other programs.
 //!
 //! Everything streams: memory is bounded by the barriers that are open at once, not by the length of a trace. Knows
-//! traces and plans; knows no live reader, decoder or drive, and prints nothing.
+//! traces and plans, and in `measured` and `reissue` the reader; knows no decoder, and prints nothing.
 
 pub mod attribution;
 pub mod export;
 pub mod groups;
 pub mod import;
 pub mod join;
+pub mod learn;
+pub mod measured;
 pub mod rates;
+pub mod reissue;
+pub mod schedule;
 pub mod summary;
 pub mod verdict;
 pub mod windows;
 
 use crate::bound::BoundError;
+use crate::reader::predict::table::TableError;
 use crate::trace::log::TraceError;
 
 /// Why a trace gives no answer.
@@ -23,6 +28,9 @@ pub enum ReplayError {
     /// The trace itself.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// A prefetch table could not be made.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// Rates, a plan or a map that does not fit the trace.
     #[error("{0}")]
     Input(String),

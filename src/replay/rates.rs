@@ -2,6 +2,7 @@
 
 use super::ReplayError;
 use crate::bound::{DriveRate, MAX_SUBSET_DRIVES, bound_drives_ns, bound_layout_ns};
+use crate::drive::profile::Profile;
 use crate::drive::units::{parse_duration_ns, parse_rate};
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::layout::plan::Plan;
@@ -32,8 +33,13 @@ pub fn parse_rates(text: &str) -> Result<Vec<NamedRate>, String> {
         .collect()
 }
 
-/// Parses a profile in TOML: `[[drive]]` tables with `name`, `rate` and, if known, `fixed`.
+/// Parses a profile: the JSON of `argodrive ceiling`, or TOML with `[[drive]]` tables of `name`, `rate` and, if known,
+/// `fixed`.
 pub fn parse_profile(text: &str) -> Result<Vec<NamedRate>, String> {
+    if text.trim_start().starts_with('{') {
+        let measured = Profile::parse(text)?;
+        return Ok(measured.drives.iter().map(|d| NamedRate { name: d.name.clone(), rate: d.bound_rate() }).collect());
+    }
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct File {
@@ -201,6 +207,7 @@ mod tests {
         let toml = "[[drive]]\nname = \"a\"\nrate = \"136MB/s\"\nfixed = \"200us\"\n";
         assert_eq!(parse_profile(toml).unwrap(), rates[..1]);
         assert!(parse_profile("[[drive]]\nname = \"a\"\nrate = \"1MB/s\"\nlatency = \"1us\"\n").is_err());
+        assert!(parse_profile(" {\"version\": 9}").unwrap_err().contains("newer argodrive"), "a measured profile");
     }
 
     #[test]

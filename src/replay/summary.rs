@@ -114,6 +114,8 @@ pub struct Summary {
 pub struct Summarizer<'a> {
     drives: &'a [TraceDrive],
     bounds: Option<Bounds>,
+    /// Fixed costs that are known without bounds, by drive.
+    fixed_ns: Vec<Option<u64>>,
     top: usize,
     attributor: Attributor,
     reads: BTreeMap<(usize, usize), ReadSums>,
@@ -135,6 +137,7 @@ impl<'a> Summarizer<'a> {
         Self {
             drives,
             bounds,
+            fixed_ns: Vec::new(),
             top,
             attributor: Attributor::new(drives.len()),
             reads: BTreeMap::new(),
@@ -149,6 +152,12 @@ impl<'a> Summarizer<'a> {
             span: None,
             disagreements: 0,
         }
+    }
+
+    /// Takes the fixed costs of drives, by id, where the run that wrote the trace knew them: they go before fitted ones.
+    #[must_use]
+    pub fn with_fixed(self, fixed_ns: Vec<Option<u64>>) -> Self {
+        Self { fixed_ns, ..self }
     }
 
     /// Counts a read, whether a barrier needed it or not.
@@ -209,7 +218,7 @@ impl<'a> Summarizer<'a> {
         let Some(last) = seen.last else { return };
         if seen.cause == Cause::Tie {
             let wait_ns = seen.wait.total_ns;
-            let near = wait_ns / super::attribution::TIE_DIVISOR;
+            let near = wait_ns / crate::trace::cause::TIE_DIVISOR;
             let end_ns = record.open_ns + wait_ns;
             for (drive, _) in shares.iter().enumerate().filter(|(_, s)| s.reads > 0 && end_ns - s.last_ns <= near) {
                 // a tie is the drive's, not a purpose's; it stands in the row of demand reads
@@ -252,7 +261,11 @@ impl<'a> Summarizer<'a> {
         });
         let fixed_ns = match &self.bounds {
             Some(bounds) => bounds.fixed_ns(),
-            None => self.fits.iter().map(|fit| fit.fitted().map(|f| f.0)).collect(),
+            None => {
+                let known = |d: usize| self.fixed_ns.get(d).copied().flatten();
+                let fits = self.fits.iter().enumerate();
+                fits.map(|(d, fit)| known(d).or_else(|| fit.fitted().map(|f| f.0))).collect()
+            }
         };
         let wall_ns = wall_ns.unwrap_or_else(|| self.waits.spanned_ns());
         let rows = |sums: &[BarrierSums], names: &[&str]| {

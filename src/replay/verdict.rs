@@ -20,14 +20,14 @@ use crate::ids::DriveId;
 use crate::source::Phase;
 use crate::trace::events::BarrierRecord;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Below this share of waiting, storage is not what bounds decoding.
 pub const NOT_BOUND_SHARE: f64 = 0.10;
 
 /// What bounds decoding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
     /// Waiting is a small part of the time.
@@ -41,7 +41,8 @@ pub enum Bound {
 }
 
 /// The verdict and its numbers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Verdict {
     /// What bounds decoding.
     pub bound: Bound,
@@ -68,6 +69,54 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Of a run over `wall_ns` that could wait for no drive, because no expert came from one.
+    pub fn all_compute(wall_ns: u64) -> Option<Self> {
+        (wall_ns > 0).then_some(Self {
+            bound: Bound::NotStorage,
+            drive: None,
+            drive_ns: 0,
+            wall_ns,
+            compute_ns: wall_ns,
+            all_drives_ns: 0,
+            one_drive_ns: 0,
+            latency_ns: 0,
+            barriers: 0,
+            ceiling: 1.0,
+            latency_known: true,
+        })
+    }
+
+    /// Of several runs of the same thing, all parts added up. The drive is that of the largest part, with its part alone.
+    pub fn of_all<'a>(verdicts: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        verdicts
+            .cloned()
+            .reduce(|a, b| Self {
+                wall_ns: a.wall_ns + b.wall_ns,
+                compute_ns: a.compute_ns + b.compute_ns,
+                all_drives_ns: a.all_drives_ns + b.all_drives_ns,
+                one_drive_ns: a.one_drive_ns + b.one_drive_ns,
+                latency_ns: a.latency_ns + b.latency_ns,
+                barriers: a.barriers + b.barriers,
+                latency_known: a.latency_known && b.latency_known,
+                drive: if b.drive_ns > a.drive_ns { b.drive } else { a.drive },
+                drive_ns: a.drive_ns.max(b.drive_ns),
+                ..a
+            })
+            .map(Self::named)
+    }
+
+    /// With `bound` and `ceiling` as the parts say.
+    fn named(self) -> Self {
+        let (stall_ns, wall_ns) = (self.stall_ns(), self.wall_ns);
+        let bound = match self.all_drives_ns.max(self.one_drive_ns).max(self.latency_ns) {
+            _ if self.share(stall_ns) < NOT_BOUND_SHARE => Bound::NotStorage,
+            most if most == self.all_drives_ns => Bound::AllDrives,
+            most if most == self.one_drive_ns => Bound::OneDrive,
+            _ => Bound::Latency,
+        };
+        Self { bound, ceiling: wall_ns as f64 / wall_ns.saturating_sub(stall_ns).max(1) as f64, ..self }
+    }
+
     /// A part as a share of the wall time.
     pub fn share(&self, part_ns: u64) -> f64 {
         if self.wall_ns == 0 { 0.0 } else { part_ns as f64 / self.wall_ns as f64 }
@@ -151,15 +200,7 @@ impl WaitSums {
         let all_drives_ns = stall_ns - one_drive_ns - latency_ns;
         let worst = self.by_drive.iter().enumerate().max_by_key(|(d, s)| (s.alone_ns, std::cmp::Reverse(*d)));
         let worst = worst.filter(|(_, s)| s.alone_ns > 0);
-        let stall_share = stall_ns as f64 / wall_ns as f64;
-        let bound = match all_drives_ns.max(one_drive_ns).max(latency_ns) {
-            _ if stall_share < NOT_BOUND_SHARE => Bound::NotStorage,
-            most if most == all_drives_ns => Bound::AllDrives,
-            most if most == one_drive_ns => Bound::OneDrive,
-            _ => Bound::Latency,
-        };
-        Some(Verdict {
-            bound,
+        let verdict = Verdict {
             drive: worst.map(|(d, _)| DriveId(d as u8)),
             drive_ns: worst.map_or(0, |(_, s)| s.alone_ns),
             wall_ns,
@@ -168,9 +209,10 @@ impl WaitSums {
             one_drive_ns,
             latency_ns,
             barriers: self.barriers,
-            ceiling: wall_ns as f64 / (wall_ns - stall_ns).max(1) as f64,
             latency_known: self.by_drive.iter().enumerate().all(|(d, s)| s.barriers == 0 || fixed(d).is_some()),
-        })
+            ..Verdict::all_compute(wall_ns)?
+        };
+        Some(verdict.named())
     }
 }
 
@@ -224,6 +266,11 @@ impl FixedCost {
         let usable = self.times.iter().filter(|(_, h)| h.len() >= MIN_PER_SIZE);
         let points: Vec<(f64, f64, f64)> =
             usable.map(|(bytes, h)| (h.len() as f64, *bytes as f64, h.value_at_quantile(0.5) as f64)).collect();
+        Self::line(&points)
+    }
+
+    /// The line of least squares through points of (weight, bytes, nanoseconds): fixed cost and bytes per second.
+    pub(super) fn line(points: &[(f64, f64, f64)]) -> Option<(u64, f64)> {
         let weight: f64 = points.iter().map(|p| p.0).sum();
         let bytes = points.iter().map(|p| p.0 * p.1).sum::<f64>() / weight;
         let ns = points.iter().map(|p| p.0 * p.2).sum::<f64>() / weight;

@@ -1,65 +1,14 @@
-//! `windows.csv`: what drives and devices delivered, window by window, and the totals of such a file. Windows are added
-//! up by name; what no drive of the trace claims stays unattributed.
+//! `windows.csv` read again: the totals of such a file, and devices over time for figures. Windows are added up by name;
+//! what no drive of the trace claims stays unattributed.
 
-use crate::trace::log::{TraceDrive, TraceError};
+use crate::trace::log::{TraceDrive, TraceError, TraceHeader};
 use crate::trace::rows::{Row, Rows};
 use crate::trace::stream::Skipped;
+use crate::trace::windows::interpolate;
+pub use crate::trace::windows::{PEAK_MS, Scope, WINDOW_COLUMNS, WINDOWS_FILE, Window};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-
-/// File name inside a trace folder.
-pub const WINDOWS_FILE: &str = "windows.csv";
-/// Columns of `windows.csv` and their meaning.
-pub const WINDOW_COLUMNS: [(&str, &str); 10] = [
-    ("t_ms", "end of the window; it begins where the one before it of the same name ended"),
-    ("scope", "drive (counters of the reader) or device (counters of the kernel)"),
-    ("name", "name of the drive, or of the device"),
-    ("reader_bytes", "bytes that the reader got; empty = not a reader's row"),
-    ("reader_reads", "reads that the reader got"),
-    ("inflight_bytes", "bytes asked for and not there yet"),
-    ("device_bytes", "bytes that the device read; empty = not a device's row"),
-    ("device_reads", "read operations of the device"),
-    ("device_io_ms", "time that its reads took, summed over reads"),
-    ("partial", "1 = shorter than the others"),
-];
-/// Peaks are taken over this long, because kernel counters move in lumps.
-pub const PEAK_MS: f64 = 100.0;
-
-/// One window of one drive or device.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Window {
-    /// End of the window.
-    pub t_ms: f64,
-    /// `drive` or `device`.
-    pub scope: Scope,
-    /// Its name.
-    pub name: String,
-    /// Bytes that the reader got.
-    pub reader_bytes: Option<u64>,
-    /// Reads that the reader got.
-    pub reader_reads: Option<u64>,
-    /// Bytes under way.
-    pub inflight_bytes: Option<u64>,
-    /// Bytes that the device read.
-    pub device_bytes: Option<u64>,
-    /// Its read operations.
-    pub device_reads: Option<u64>,
-    /// Time of its reads, summed over reads.
-    pub device_io_ms: Option<f64>,
-    /// 1 = shorter than the others.
-    pub partial: u8,
-}
-
-/// Whose counters a row holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scope {
-    /// A drive of the run.
-    Drive,
-    /// A block device.
-    Device,
-}
 
 /// Totals of one drive or device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -105,26 +54,97 @@ struct Sums {
 /// All windows of `folder`, added up by name in the order of names, and what a lenient reading left out. The first row
 /// of a name only says where its first window begins.
 pub fn summarize(folder: &Path, drives: &[TraceDrive], lenient: bool) -> Result<(Vec<WindowRow>, Skipped), TraceError> {
-    let mut rows = Rows::open(&folder.join(WINDOWS_FILE), &WINDOW_COLUMNS.map(|c| c.0))?;
     let mut sums: BTreeMap<(Scope, String), Sums> = BTreeMap::new();
+    let skipped = for_each(folder, lenient, &mut |window, _| {
+        sums.entry((window.scope, window.name.clone())).or_default().add(window);
+        Ok(())
+    })?;
+    Ok((sums.into_iter().map(|((scope, name), s)| s.row(scope, name, drives)).collect(), skipped))
+}
+
+/// Names the drives of sampled devices, as the trace's header knows them.
+pub fn attribute(rows: &mut [WindowRow], header: &TraceHeader) {
+    let Some(windows) = &header.windows else { return };
+    for row in rows.iter_mut().filter(|r| r.scope == Scope::Device) {
+        let Some(device) = windows.devices.iter().find(|d| d.name == row.name) else { continue };
+        let on_it = header.drives.iter().filter(|d| device.drives.contains(&d.id)).map(|d| d.name.as_str());
+        let names = on_it.collect::<Vec<_>>().join(", ");
+        if !names.is_empty() {
+            row.drive = Some(if device.backing { format!("under {names}") } else { names });
+        }
+    }
+}
+
+/// Hands each window of `folder` to `each` with the end of the one before it of the same name (its own, if it is the
+/// first).
+fn for_each(
+    folder: &Path,
+    lenient: bool,
+    each: &mut dyn FnMut(&Window, f64) -> Result<(), TraceError>,
+) -> Result<Skipped, TraceError> {
+    let mut rows = Rows::open(&folder.join(WINDOWS_FILE), &WINDOW_COLUMNS.map(|c| c.0))?;
+    let mut ends: BTreeMap<(Scope, String), f64> = BTreeMap::new();
     let mut skipped = Skipped::default();
     loop {
-        let added = match rows.next_row() {
-            Ok(None) => break,
+        let done = match rows.next_row() {
+            Ok(None) => return Ok(skipped),
             Ok(Some(row)) => parse(&row).and_then(|window| {
-                let entry = sums.entry((window.scope, window.name.clone())).or_default();
-                if entry.rows > 0 && window.t_ms <= entry.last_ms {
-                    let reason = format!("`{}` has a window at {} ms already or later", window.name, entry.last_ms);
+                let end = ends.entry((window.scope, window.name.clone())).or_insert(f64::NEG_INFINITY);
+                if window.t_ms <= *end {
+                    let reason = format!("`{}` has a window at {end} ms already or later", window.name);
                     return Err(row.error(0, reason));
                 }
-                entry.add(&window);
-                Ok(())
+                let before = std::mem::replace(end, window.t_ms);
+                each(&window, if before.is_finite() { before } else { window.t_ms })
             }),
             Err(e) => Err(e),
         };
-        skipped.pass(added, lenient)?;
+        skipped.pass(done, lenient)?;
     }
-    Ok((sums.into_iter().map(|((scope, name), s)| s.row(scope, name, drives)).collect(), skipped))
+}
+
+/// Bytes of each name of `scope` by windows of `bin_ns` (the first begins at time 0), at most `max_bins` of them. What
+/// was sampled at other times is spread evenly over its own time. Windows that are shorter than the others are left out:
+/// they would show as dips.
+pub fn binned(
+    folder: &Path,
+    scope: Scope,
+    bin_ns: u64,
+    max_bins: u64,
+    lenient: bool,
+) -> Result<BTreeMap<String, BTreeMap<u64, u64>>, TraceError> {
+    let mut out: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
+    for_each(folder, lenient, &mut |window, from_ms| {
+        if window.scope != scope {
+            return Ok(());
+        }
+        let bins = out.entry(window.name.clone()).or_default();
+        let bytes = match scope {
+            Scope::Drive => window.reader_bytes,
+            Scope::Device => window.device_bytes,
+        };
+        let bytes = bytes.filter(|b| *b > 0 && window.partial == 0).unwrap_or(0);
+        let ns = |ms: f64| (ms * 1e6).round() as u64;
+        let (from, to) = (ns(from_ms), ns(window.t_ms));
+        if bytes == 0 || to <= from {
+            return Ok(());
+        }
+        if (to - from) / bin_ns >= max_bins {
+            let reason =
+                format!("`{}` has a window of {} s, too long to draw", window.name, (to - from) / 1_000_000_000);
+            return Err(TraceError::Syntax { path: folder.join(WINDOWS_FILE), reason });
+        }
+        let (mut done, mut at) = (0, from);
+        while at < to {
+            let edge = to.min((at / bin_ns + 1) * bin_ns);
+            let so_far = interpolate((from, 0), (to, bytes), edge);
+            let bin = bins.entry(at / bin_ns).or_default();
+            *bin = bin.saturating_add(so_far - done);
+            (done, at) = (so_far, edge);
+        }
+        Ok(())
+    })?;
+    Ok(out)
 }
 
 fn parse(row: &Row<'_>) -> Result<Window, TraceError> {
@@ -203,5 +223,60 @@ impl Sums {
             mean_read_ms: self.io_ms.filter(|_| self.reads > 0).map(|ms| ms / self.reads as f64),
             name,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::DriveId;
+    use crate::trace::windows::{SamplerFigures, WatchedDevice, WindowsHeader, columns};
+
+    fn folder(rows: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!("{}\n{}\n", WINDOW_COLUMNS.map(|c| c.0).join(","), rows.join("\n"));
+        std::fs::write(dir.path().join(WINDOWS_FILE), text).unwrap();
+        dir
+    }
+
+    #[test]
+    fn bins_keep_the_bytes_and_leave_short_windows_out() {
+        let dir = folder(&[
+            "3,device,vda,,,,0,0,0,1",
+            "10,device,vda,,,,999,1,1,1",
+            "20,device,vda,,,,100,1,1,0",
+            "45,device,vda,,,,1000,1,1,0",
+            "20,drive,a,7,1,0,,,,0",
+        ]);
+        let binned = binned(dir.path(), Scope::Device, 10_000_000, 1000, false).unwrap();
+        assert_eq!(binned.len(), 1);
+        let seen: Vec<_> = binned["vda"].iter().map(|(k, v)| (*k, *v)).collect();
+        assert_eq!(seen, [(1, 100), (2, 400), (3, 400), (4, 200)]);
+        let message = super::binned(dir.path(), Scope::Device, 10_000_000, 2, false).unwrap_err().to_string();
+        assert!(message.contains("vda"), "{message}");
+    }
+
+    #[test]
+    fn a_device_belongs_to_the_drives_of_the_header() {
+        let dir = folder(&["0,device,vda,,,,0,0,0,1", "10,device,vda,,,,5,1,1,0", "0,device,sdz,,,,0,0,0,1"]);
+        let drive = |id: u8, name: &str| TraceDrive {
+            id: DriveId(id),
+            name: name.into(),
+            path: "/x".into(),
+            emulated: true,
+            device_number: 1,
+        };
+        let mut header = TraceHeader::new(vec![drive(0, "amber"), drive(1, "blue")]);
+        let (mut rows, _) = summarize(dir.path(), &header.drives, false).unwrap();
+        let device = WatchedDevice { name: "vda".into(), drives: vec![DriveId(0), DriveId(1)], backing: false };
+        header.windows = Some(WindowsHeader {
+            interval_ns: 10_000_000,
+            columns: columns(),
+            devices: vec![device],
+            sampler: SamplerFigures::default(),
+        });
+        attribute(&mut rows, &header);
+        assert_eq!((rows[0].name.as_str(), rows[0].drive.as_deref()), ("sdz", None));
+        assert_eq!((rows[1].name.as_str(), rows[1].drive.as_deref()), ("vda", Some("amber, blue")));
     }
 }

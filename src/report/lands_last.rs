@@ -157,7 +157,7 @@ impl LandsLastFigure {
                 let ink = if all == 0 { theme::TRACK } else { shade(share) };
                 scene.rect((x, y), (cell_w - gap, cell_h - 1.0), ink);
                 if all > 0 && cell_w >= 34.0 {
-                    let ink = if share > 0.55 { theme::ON_BAR } else { theme::INK };
+                    let ink = if share > 0.55 { theme::ON_BAR } else { theme::ON_PALE };
                     let text = format!("{:.0}", share * 100.0);
                     let style = Type { em_px: 10.5, bold: false, ink };
                     scene.text((x + (cell_w - gap) / 2.0, y + 16.5), Anchor::Middle, &text, style)?;

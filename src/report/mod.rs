@@ -7,17 +7,23 @@
 
 pub mod axis;
 mod bearing;
+pub mod distribution;
 pub mod font;
+pub mod html;
 pub mod ladder;
 pub mod lands_last;
+pub mod monitor_view;
 pub mod plot;
+pub mod queue_depth;
 pub mod scene;
+pub mod sustain;
 pub mod table;
 pub mod theme;
 pub mod timeline;
 pub mod trace_figures;
 pub mod units;
 pub mod waterfall;
+pub mod words;
 
 pub use plot::Figure;
 

@@ -30,6 +30,8 @@ pub const TRACK: Ink = Ink::hex(0xE9E6DF);
 pub const MEASURED: Ink = Ink::hex(0x0072B2);
 /// Colour of waiting.
 pub const WAITING: Ink = Ink::hex(0xD55E00);
+/// Text on a pale cell: the main colour, but one that stays dark where a page swaps light and dark.
+pub const ON_PALE: Ink = Ink::hex(0x22262D);
 /// Text on a dark bar.
 pub const ON_BAR: Ink = Ink::hex(0xFFFFFF);
 

@@ -98,7 +98,7 @@ impl Figure for TimelineFigure {
             let mut outline = vec![(left, zero)];
             outline.extend(&steps);
             outline.push((right, zero));
-            scene.shapes.push(Shape::Area { points: outline, ink: theme::CARD.mix(color, 0.32) });
+            scene.shapes.push(Shape::Area { points: outline, ink: color.faded(0.32) });
             scene.shapes.push(Shape::Line { points: steps, thick: 1.0, ink: color });
             if let Some(rate) = drive.rated_bytes_per_s {
                 scene.dashed((left, y_of(rate)), (right, y_of(rate)), 0.0, 1.0, theme::INK);
@@ -177,7 +177,7 @@ fn averaged(bytes: &[u64], windows: usize, per_point: usize, window_s: f64) -> V
         .collect()
 }
 
-fn rate_unit(top: f64) -> (f64, &'static str) {
+pub(super) fn rate_unit(top: f64) -> (f64, &'static str) {
     match top {
         t if t >= 2e9 => (1e9, "GB/s"),
         t if t >= 2e6 => (1e6, "MB/s"),
@@ -187,7 +187,13 @@ fn rate_unit(top: f64) -> (f64, &'static str) {
 }
 
 fn milliseconds(ms: f64) -> String {
-    if ms >= 0.01 && ms.fract().abs() < 1e-9 { format!("{ms:.0} ms") } else { format!("{ms:.3} ms") }
+    if ms >= 1000.0 && (ms / 1000.0).fract().abs() < 1e-9 {
+        format!("{:.0} s", ms / 1000.0)
+    } else if ms >= 0.01 && ms.fract().abs() < 1e-9 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{ms:.3} ms")
+    }
 }
 
 /// Ticks in milliseconds or seconds under the last row, with faint lines through all panels (top, bottom).
@@ -247,6 +253,14 @@ mod tests {
         assert!(texts.contains(&"mean 33.3 MB/s · 33 % of windows idle · rated 50.0 MB/s"), "{texts:?}");
         assert!(texts.contains(&"MB/s per drive, mean over 10 ms · same scale in every row"));
         assert!(texts.contains(&"emulated drives · argo-mini"));
+    }
+
+    #[test]
+    fn windows_are_named_in_the_largest_unit_that_fits() {
+        assert_eq!(
+            [10.0, 30.0, 1000.0, 3000.0, 1500.0, 0.5].map(milliseconds),
+            ["10 ms", "30 ms", "1 s", "3 s", "1500 ms", "0.500 ms"]
+        );
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn band(
         let color = theme::drive_color(read.drive);
         let (queued, from, to) = (x_of(read.queued_ns), x_of(read.submitted_ns), x_of(read.completed_ns));
         let bar_px = rows.read_px - 1.0;
-        scene.rect((queued, y), (from - queued, bar_px), theme::CARD.mix(color, 0.35));
+        scene.rect((queued, y), (from - queued, bar_px), color.faded(0.35));
         scene.rect((from, y), ((to - from).max(1.0), bar_px), color);
         if Some(read.completed_ns) == end_ns && index + 1 == order.len() {
             let tied = order.iter().filter(|r| Some(r.completed_ns) == end_ns).count();

@@ -89,6 +89,37 @@ fn open_past_cache(_path: &Path) -> io::Result<DirectFile> {
     Err(unsupported("not implemented for this operating system"))
 }
 
+/// Alignment of direct reads in `folder`: of a file that is there, else of one that never gets a name. `None` when there is
+/// no file and none can be made, or the kernel does not say.
+pub fn probe_alignment(folder: &Path) -> Option<DioAlignment> {
+    /// Entries that are looked at for a file.
+    const ENTRIES: usize = 256;
+    if is_memory_file_system(folder).unwrap_or(true) {
+        return None;
+    }
+    let entries = std::fs::read_dir(folder).ok()?.flatten().take(ENTRIES);
+    let mut files = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_file()));
+    let file = files.find_map(|e| File::open(e.path()).ok()).or_else(|| nameless(folder))?;
+    alignment_of(&file).ok().filter(|a| a.reported)
+}
+
+#[cfg(target_os = "linux")]
+fn nameless(folder: &Path) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(folder).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn nameless(_folder: &Path) -> Option<File> {
+    None
+}
+
+/// What a system without a call for it says about direct reads: nothing.
+#[cfg(not(target_os = "linux"))]
+fn alignment_of(_file: &File) -> io::Result<DioAlignment> {
+    Ok(DioAlignment { memory_bytes: SAFE_ALIGN, offset_bytes: SAFE_ALIGN, reported: false })
+}
+
 /// Whether an open file is read past the page cache **and** needs aligned reads for it (macOS needs none).
 pub fn is_direct(file: &File) -> bool {
     #[cfg(target_os = "linux")]
@@ -133,6 +164,12 @@ mod tests {
         std::fs::write(&path, vec![1u8; 8192]).unwrap();
         let direct = open_direct(&path).unwrap();
         assert!(direct.alignment.offset_bytes.is_power_of_two() && direct.alignment.memory_bytes.is_power_of_two());
+        assert_eq!(probe_alignment(dir.path()).is_some(), direct.alignment.reported);
+        let empty = tempfile::tempdir_in(target).unwrap();
+        if let Some(probed) = probe_alignment(empty.path()) {
+            assert_eq!(probed, direct.alignment);
+        }
+        assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
         let shm = Path::new("/dev/shm");
         if shm.is_dir() {
             assert!(is_memory_file_system(shm).unwrap());

@@ -1,6 +1,7 @@
 //! Everything that is asked of the operating system beyond plain files: durable writes, direct I/O, page-cache
-//! residency, timer slack. All FFI lives here; the words expert and layer do not.
+//! residency, timer slack, counters of block devices. All FFI lives here; the words expert and layer do not.
 
+pub mod blockstat;
 pub mod cache;
 pub mod cachestat;
 pub mod direct;
@@ -8,4 +9,5 @@ pub mod durable;
 pub mod limits;
 pub mod map;
 pub mod space;
+pub mod terminal;
 pub mod timer;

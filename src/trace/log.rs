@@ -4,17 +4,20 @@
 //! written, because a trace with holes attributes the wrong read. Runs write CSV, with a `trace.json` that says what
 //! every column means; nothing here knows plans or models.
 
+pub use super::error::TraceError;
+pub use super::header::{
+    BARRIER_COLUMNS, Column, Imported, READ_COLUMNS, RateFrom, Reissued, TRACE_VERSION, TraceDrive, TraceHeader,
+    TraceRate,
+};
+
 use super::events::{BarrierRecord, ReadEvent};
-use crate::ids::DriveId;
 use crate::sys::durable;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Version of trace folders that this program writes.
-pub const TRACE_VERSION: u32 = 1;
 /// File names inside a trace folder.
 pub const TRACE_FILE: &str = "trace.json";
 /// One row for each read.
@@ -23,72 +26,6 @@ pub const READS_FILE: &str = "reads.csv";
 pub const BARRIERS_FILE: &str = "barriers.csv";
 /// Largest `trace.json` that is read.
 const MAX_JSON_BYTES: u64 = 16 << 20;
-
-/// What is wrong with a trace.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceError {
-    /// A file could not be read or written.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file is not what its name says.
-    #[error("{}: {reason}", path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// What and where.
-        reason: String,
-    },
-    /// A row of a file is wrong.
-    #[error("{}:{line}: {}{reason}", path.display(), column_of(*column, name))]
-    Row {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: u64,
-        /// Column, from 1; 0 = the whole line.
-        column: usize,
-        /// Name of the column, where it has one.
-        name: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A newer program wrote it.
-    #[error("{}: trace version {seen}, this program reads up to {TRACE_VERSION}; use a newer argodrive", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        seen: u32,
-    },
-    /// The buffers were too small for the run.
-    #[error(
-        "the trace lost {reads} reads and {barriers} barriers: its buffers hold {read_capacity} and \
-         {barrier_capacity}; make them larger, or trace fewer tokens"
-    )]
-    Overflow {
-        /// Reads that did not fit.
-        reads: u64,
-        /// Barriers that did not fit.
-        barriers: u64,
-        /// Reads that fit.
-        read_capacity: usize,
-        /// Barriers that fit.
-        barrier_capacity: usize,
-    },
-}
-
-fn column_of(column: usize, name: &str) -> String {
-    match (column, name) {
-        (0, _) => String::new(),
-        (column, "") => format!("column {column}: "),
-        (column, name) => format!("column {column} `{name}`: "),
-    }
-}
 
 /// Events of a run, in memory of a fixed size.
 #[derive(Debug, Default)]
@@ -100,7 +37,7 @@ pub struct TraceBuffer {
     lost_barriers: u64,
 }
 
-/// How much a [`TraceBuffer`] holds.
+/// How much a [`TraceBuffer`] holds. With 0 of a kind, that kind is not kept, and so none of it is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceCapacity {
     /// Reads.
@@ -118,12 +55,30 @@ impl TraceBuffer {
 
     /// Keeps a read, or counts it as lost.
     pub fn push_read(&mut self, event: ReadEvent) {
-        if self.reads.len() < self.capacity.reads { self.reads.push(event) } else { self.lost_reads += 1 }
+        if self.reads.len() < self.capacity.reads {
+            self.reads.push(event);
+        } else {
+            self.lost_reads += u64::from(self.capacity.reads > 0);
+        }
     }
 
     /// Keeps a barrier, or counts it as lost.
     pub fn push_barrier(&mut self, record: BarrierRecord) {
-        if self.barriers.len() < self.capacity.barriers { self.barriers.push(record) } else { self.lost_barriers += 1 }
+        if self.barriers.len() < self.capacity.barriers {
+            self.barriers.push(record);
+        } else {
+            self.lost_barriers += u64::from(self.capacity.barriers > 0);
+        }
+    }
+
+    /// The barriers, for what can only be known once a run is over.
+    pub fn barriers_mut(&mut self) -> &mut [BarrierRecord] {
+        &mut self.barriers
+    }
+
+    /// Barriers that did not fit.
+    pub fn lost_barriers(&self) -> u64 {
+        self.lost_barriers
     }
 
     /// The reads, in the order in which they ended.
@@ -154,129 +109,6 @@ impl TraceBuffer {
         })
     }
 }
-
-/// A drive as it was mapped in the traced run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TraceDrive {
-    /// Its number in the columns `drive` and `straggler`.
-    pub id: DriveId,
-    /// Its name.
-    pub name: String,
-    /// Where it was.
-    pub path: PathBuf,
-    /// Its pace was emulated: its figures are no speed of hardware.
-    pub emulated: bool,
-    /// `st_dev` of its folder.
-    pub device_number: u64,
-}
-
-/// A column and what it means.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Column {
-    /// Its name in the header.
-    pub name: String,
-    /// What it holds.
-    pub meaning: String,
-}
-
-/// `trace.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TraceHeader {
-    /// Version of this folder's format.
-    pub version: u32,
-    /// What the columns ending in `_ns` count.
-    pub clock: String,
-    /// Columns of `reads.csv`, in order.
-    pub reads: Vec<Column>,
-    /// Columns of `barriers.csv`, in order.
-    pub barriers: Vec<Column>,
-    /// The drives of the run.
-    pub drives: Vec<TraceDrive>,
-    /// Where it came from, if another program measured it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub imported: Option<Imported>,
-}
-
-/// A trace of another program, and what had to be assumed to read it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Imported {
-    /// Its format.
-    pub format: String,
-    /// Its files.
-    pub files: Vec<PathBuf>,
-    /// What it does not say, and what was taken instead; what was left out.
-    pub assumptions: Vec<String>,
-}
-
-impl TraceHeader {
-    /// The header of a trace over `drives`, with this version's columns.
-    pub fn new(drives: Vec<TraceDrive>) -> Self {
-        let columns = |table: &[(&str, &str)]| {
-            table.iter().map(|(n, m)| Column { name: (*n).into(), meaning: (*m).into() }).collect()
-        };
-        Self {
-            version: TRACE_VERSION,
-            clock: "monotonic nanoseconds since the start of the run".into(),
-            reads: columns(&READ_COLUMNS),
-            barriers: columns(&BARRIER_COLUMNS),
-            drives,
-            imported: None,
-        }
-    }
-}
-
-/// Columns of `reads.csv` and their meaning.
-pub const READ_COLUMNS: [(&str, &str); 17] = [
-    ("step", "forward pass, from 0"),
-    ("layer", "layer read for, from 0"),
-    ("expert", "expert read for, from 0"),
-    ("drive", "drive that served it, as in `drives`"),
-    ("replica", "which copy: index into the expert's homes, 0 = primary"),
-    ("part", "part of the expert, from 0"),
-    ("parts", "parts that the expert was read in"),
-    ("offset", "first byte in the file"),
-    ("bytes", "bytes asked for: the payload rounded up to the direct-I/O alignment"),
-    ("purpose", "demand, prefetch, kv or trunk"),
-    ("issued_in", "barrier that was open when the read was issued"),
-    ("barrier", "barrier that needed it; empty = none"),
-    ("queued_ns", "when the reader decided to read"),
-    ("submitted_ns", "when the engine handed it to the kernel; slat = submitted - queued"),
-    ("completed_ns", "when its last byte was there; clat = completed - submitted"),
-    ("result", "ok, short, error (refused, or a wrong digest), cancelled or timeout"),
-    ("outcome", "demand, useful, late or wasted (its bytes were never used)"),
-];
-
-/// Columns of `barriers.csv` and their meaning.
-pub const BARRIER_COLUMNS: [(&str, &str); 21] = [
-    ("barrier", "counts barriers of a run from 0"),
-    ("step", "forward pass, from 0"),
-    ("phase", "prefill, decode or verify"),
-    ("pos", "position of the pass's first row"),
-    ("rows", "rows of the pass"),
-    ("layer", "the layer, from 0"),
-    ("width", "distinct experts"),
-    ("hits", "experts that were resident"),
-    ("prefetch_hits", "experts that a prefetch had brought"),
-    ("bytes", "payload bytes read"),
-    ("open_ns", "when it opened"),
-    ("first_ns", "when its first expert was there"),
-    ("last_ns", "when its last expert was there"),
-    ("close_ns", "when compute let go of it"),
-    ("stall_ns", "time in which compute had nothing to do"),
-    ("straggler", "drive of the last read; empty = nothing was read"),
-    ("gap_drive_ns", "how long after the next-to-last drive the last one ended; 0 with one drive"),
-    ("gap_read_ns", "how long after the next-to-last read the last one ended; 0 with one read"),
-    ("bound_layout_ns", "bound with this plan's homes; empty = drive rates unknown"),
-    ("bound_drives_ns", "bound as if every expert were on every drive; empty = drive rates unknown"),
-    (
-        "cause",
-        "why the last read was last: queued_late, device_slow, big_share, hedged, evicted, prefetch_late, tie, none",
-    ),
-];
 
 /// Writes a trace folder (made if it is missing). An incomplete buffer is refused. `trace.json` is written last, so
 /// a folder without it was not finished.
@@ -348,7 +180,7 @@ fn read_rows<T: DeserializeOwned>(path: &Path, columns: &[(&str, &str)]) -> Resu
     let mut csv = csv::Reader::from_reader(io::BufReader::new(file));
     let header = csv.headers().map_err(|e| syntax(e.to_string()))?;
     if !header.iter().eq(columns.iter().map(|(name, _)| *name)) {
-        return Err(syntax("the columns are not those of trace version 1".into()));
+        return Err(syntax("the columns are not those of a trace".into()));
     }
     csv.deserialize().collect::<Result<Vec<T>, _>>().map_err(|e| syntax(e.to_string()))
 }
@@ -357,7 +189,7 @@ fn read_rows<T: DeserializeOwned>(path: &Path, columns: &[(&str, &str)]) -> Resu
 mod tests {
     use super::super::events::{Cause, Outcome, Purpose, ReadResult};
     use super::*;
-    use crate::ids::{ExpertId, LayerId};
+    use crate::ids::{DriveId, ExpertId, LayerId};
     use crate::source::Phase;
 
     fn read(step: u64) -> ReadEvent {
@@ -475,9 +307,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), &TraceHeader::new(drives()), &filled()).unwrap();
         let json = std::fs::read_to_string(dir.path().join(TRACE_FILE)).unwrap();
-        std::fs::write(dir.path().join(TRACE_FILE), json.replacen("\"version\": 1", "\"version\": 2, \"x\": 1", 1))
+        std::fs::write(dir.path().join(TRACE_FILE), json.replacen("\"version\": 2", "\"version\": 3, \"x\": 1", 1))
             .unwrap();
-        assert!(matches!(read_header(dir.path()), Err(TraceError::Version { seen: 2, .. })));
+        assert!(matches!(read_header(dir.path()), Err(TraceError::Version { seen: 3, .. })));
         let csv = std::fs::read_to_string(dir.path().join(READS_FILE)).unwrap();
         for broken in
             [csv.replacen("step", "stop", 1), csv.replacen(",demand,", ",wish,", 1), csv.replacen(",9,", ",-9,", 1)]

@@ -111,7 +111,7 @@ impl Rows {
         if !header.iter().eq(columns.iter()) {
             let seen = header.join(",");
             let seen: String = seen.chars().take(120).collect();
-            let reason = format!("the columns are `{seen}`, not those of trace version 1");
+            let reason = format!("the columns are `{seen}`, not those of a trace");
             return Err(lines.error(0, "", reason));
         }
         Ok(Self::new(lines, header))
@@ -233,6 +233,16 @@ impl Row<'_> {
             let reason = format!("`{}` is not a number of at least 0 that fits 64 bits of 10^-{digits}", shown(bytes));
             self.error(index, reason)
         })
+    }
+
+    /// A decimal number that is finite; it may be negative.
+    pub fn float(&self, index: usize) -> Result<f32, TraceError> {
+        let bytes = self.bytes(index);
+        let plain = |b: &u8| b.is_ascii_digit() || b".-+eE".contains(b);
+        let text = std::str::from_utf8(bytes).ok().filter(|_| bytes.len() <= 40 && bytes.iter().all(plain));
+        text.and_then(|t| t.parse::<f32>().ok())
+            .filter(|v| v.is_finite())
+            .ok_or_else(|| self.error(index, format!("`{}` is not a finite number", shown(bytes))))
     }
 
     /// The value that belongs to one of a few words.

@@ -1,11 +1,14 @@
-//! A trace folder read and written row by row, for traces that do not fit in memory. Checks what the format promises of
-//! every row (`queued <= submitted <= completed`, barriers ascending); knows nothing of what a trace says as a whole.
+//! A trace folder read and written row by row, for traces that do not fit in memory, from CSV or from Parquet. What the
+//! format promises of every row is checked (`fields`); knows nothing of what a trace says as a whole.
 
-use super::events::{BarrierRecord, Cause, Outcome, Purpose, ReadEvent, ReadResult};
+use super::events::{BarrierRecord, ReadEvent};
+pub use super::fields::{CAUSES, OUTCOMES, PHASES, PURPOSES, RESULTS, word_of};
+use super::fields::{Fields, ascending, parse_read};
 use super::log::{BARRIER_COLUMNS, BARRIERS_FILE, READ_COLUMNS, READS_FILE, TraceError};
+use super::parquet::read::{ParquetRow, ParquetRows};
+use super::parquet::{path_of, schema};
 use super::rows::{Row, Rows};
-use crate::ids::{DriveId, ExpertId, LayerId};
-use crate::source::Phase;
+
 use crate::sys::durable::sync_folder;
 use serde::Serialize;
 use std::fs::{self, File};
@@ -14,40 +17,6 @@ use std::path::{Path, PathBuf};
 
 /// Faults whose text is kept when a lenient reader skips them.
 const KEPT_FAULTS: usize = 3;
-
-/// The words of `purpose`.
-pub const PURPOSES: [(&str, Purpose); 4] =
-    [("demand", Purpose::Demand), ("prefetch", Purpose::Prefetch), ("kv", Purpose::Kv), ("trunk", Purpose::Trunk)];
-/// The words of `result`.
-pub const RESULTS: [(&str, ReadResult); 5] = [
-    ("ok", ReadResult::Ok),
-    ("short", ReadResult::Short),
-    ("error", ReadResult::Error),
-    ("cancelled", ReadResult::Cancelled),
-    ("timeout", ReadResult::Timeout),
-];
-/// The words of `outcome`.
-pub const OUTCOMES: [(&str, Outcome); 4] =
-    [("demand", Outcome::Demand), ("useful", Outcome::Useful), ("late", Outcome::Late), ("wasted", Outcome::Wasted)];
-/// The words of `phase`.
-pub const PHASES: [(&str, Phase); 3] =
-    [("prefill", Phase::Prefill), ("decode", Phase::Decode), ("verify", Phase::Verify)];
-/// The words of `cause`.
-pub const CAUSES: [(&str, Cause); 8] = [
-    ("queued_late", Cause::QueuedLate),
-    ("device_slow", Cause::DeviceSlow),
-    ("big_share", Cause::BigShare),
-    ("hedged", Cause::Hedged),
-    ("evicted", Cause::Evicted),
-    ("prefetch_late", Cause::PrefetchLate),
-    ("tie", Cause::Tie),
-    ("none", Cause::None),
-];
-
-/// The word that stands for `value` in one of the tables above.
-pub fn word_of<T: Copy + PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
-    words.iter().find(|(_, v)| *v == value).map_or("?", |(w, _)| w)
-}
 
 /// Rows that a lenient reader left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,18 +55,76 @@ impl Skipped {
     }
 }
 
-/// Makes a value of a row, and may remember rows before it.
-type Parse<T> = Box<dyn FnMut(&Row<'_>) -> Result<T, TraceError>>;
+/// Where rows come from: a CSV file or a Parquet file.
+pub trait Source {
+    /// One row, as long as the next is not asked for.
+    type Row<'a>: Fields
+    where
+        Self: 'a;
 
-/// A streaming reader of one CSV file.
+    /// The next row, or `None` at the end. After a fault of a row it goes on behind that row.
+    fn next(&mut self) -> Result<Option<Self::Row<'_>>, TraceError>;
+    /// A fault of the row that was read last.
+    fn fault(&self, reason: String) -> TraceError;
+}
+
+impl Source for Rows {
+    type Row<'a> = Row<'a>;
+
+    fn next(&mut self) -> Result<Option<Row<'_>>, TraceError> {
+        self.next_row()
+    }
+
+    fn fault(&self, reason: String) -> TraceError {
+        self.lines().error(0, "", reason)
+    }
+}
+
+/// Gives values one by one; what a [`Stream`] holds.
+trait Values<T> {
+    fn next(&mut self) -> Result<Option<T>, TraceError>;
+    fn fault(&self, reason: String) -> TraceError;
+}
+
+/// Makes a value of a row of CSV, and may remember rows before it.
+pub(super) type Parse<T> = Box<dyn FnMut(&Row<'_>) -> Result<T, TraceError>>;
+
+/// Rows, and what makes a value of each (it may remember rows before).
+struct Parsed<S, P> {
+    source: S,
+    parse: P,
+}
+
+impl<T, S: Source, P: FnMut(&S::Row<'_>) -> Result<T, TraceError>> Values<T> for Parsed<S, P> {
+    fn next(&mut self) -> Result<Option<T>, TraceError> {
+        self.source.next()?.map(|row| (self.parse)(&row)).transpose()
+    }
+
+    fn fault(&self, reason: String) -> TraceError {
+        self.source.fault(reason)
+    }
+}
+
+/// A streaming reader of one file of a trace.
 pub struct Stream<T> {
-    rows: Rows,
-    parse: Parse<T>,
+    values: Box<dyn Values<T>>,
     lenient: bool,
     skipped: Skipped,
 }
 
 impl<T> Stream<T> {
+    /// Values that `parse` makes of `rows`.
+    pub(super) fn over(rows: Rows, parse: Parse<T>, lenient: bool) -> Self
+    where
+        T: 'static,
+    {
+        Self::new(Box::new(Parsed { source: rows, parse }), lenient)
+    }
+
+    fn new(values: Box<dyn Values<T>>, lenient: bool) -> Self {
+        Self { values, lenient, skipped: Skipped::default() }
+    }
+
     /// What was left out so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
@@ -105,126 +132,87 @@ impl<T> Stream<T> {
 
     /// A fault of the row that was read last.
     pub fn fault(&self, reason: String) -> TraceError {
-        self.rows.lines().error(0, "", reason)
+        self.values.fault(reason)
     }
 
     /// The next value; a lenient stream goes on behind rows with faults.
     pub fn next_value(&mut self) -> Result<Option<T>, TraceError> {
         loop {
-            let value = match self.rows.next_row() {
+            match self.values.next() {
                 Ok(None) => return Ok(None),
-                Ok(Some(row)) => (self.parse)(&row),
-                Err(e) => Err(e),
+                Ok(Some(value)) => return Ok(Some(value)),
+                Err(fault) => self.skipped.pass(Err::<T, _>(fault), self.lenient)?,
             };
-            if let Some(value) = self.skipped.pass(value, self.lenient)? {
-                return Ok(Some(value));
-            }
         }
     }
 }
 
-/// The rows of `reads.csv` in `folder`. With `drives` drives in the trace, a larger drive number is a fault.
+/// Which columns of reads are wanted; a CSV file gives all, whatever is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Every column.
+    All,
+    /// Those of [`schema::READS_FOR_REPORT`]; the others are 0.
+    Report,
+}
+
+/// Whether `folder` has reads in either form.
+pub fn has_reads(folder: &Path) -> bool {
+    folder.join(READS_FILE).exists() || path_of(folder, &schema::reads()).exists()
+}
+
+/// The reads of the trace in `folder`, from `reads.csv`, or from `reads.parquet` where there is no CSV. With `drives`
+/// drives in the trace, a larger drive number is a fault.
 pub fn reads(folder: &Path, drives: usize, lenient: bool) -> Result<Stream<ReadEvent>, TraceError> {
-    let rows = Rows::open(&folder.join(READS_FILE), &READ_COLUMNS.map(|c| c.0))?;
-    let parse = Box::new(move |row: &Row<'_>| parse_read(row, drives));
-    Ok(Stream { rows, parse, lenient, skipped: Skipped::default() })
+    wanted_reads(folder, drives, lenient, Wanted::All)
 }
 
-/// The rows of `barriers.csv` in `folder`. Barriers must ascend, and time must not go back from one to the next.
+/// [`reads`] with the columns of a choice.
+pub fn wanted_reads(
+    folder: &Path,
+    drives: usize,
+    lenient: bool,
+    wanted: Wanted,
+) -> Result<Stream<ReadEvent>, TraceError> {
+    let csv = folder.join(READS_FILE);
+    let table = schema::reads();
+    if csv.exists() || !path_of(folder, &table).exists() {
+        let source = Rows::open(&csv, &READ_COLUMNS.map(|c| c.0))?;
+        return Ok(Stream::new(Box::new(Parsed { source, parse: checked_read(drives) }), lenient));
+    }
+    let columns: Vec<usize> = match wanted {
+        Wanted::All => (0..READ_COLUMNS.len()).collect(),
+        Wanted::Report => schema::READS_FOR_REPORT.to_vec(),
+    };
+    let source = ParquetRows::open(folder, &table, &columns)?;
+    Ok(Stream::new(Box::new(Parsed { source, parse: move |row: &ParquetRow<'_>| parse_read(row, drives) }), lenient))
+}
+
+/// The barriers of the trace in `folder`, from either form. They must ascend, and time must not go back from one to the
+/// next.
 pub fn barriers(folder: &Path, drives: usize, lenient: bool) -> Result<Stream<BarrierRecord>, TraceError> {
-    let rows = Rows::open(&folder.join(BARRIERS_FILE), &BARRIER_COLUMNS.map(|c| c.0))?;
-    let mut last: Option<(u64, u64)> = None;
-    let parse = Box::new(move |row: &Row<'_>| {
-        let record = parse_barrier(row, drives)?;
-        if let Some((barrier, open_ns)) = last {
-            if record.barrier <= barrier {
-                let reason = format!("barrier {} comes after barrier {barrier}; each may stand once", record.barrier);
-                return Err(row.error(0, reason));
-            }
-            if record.open_ns < open_ns {
-                return Err(row.error(10, format!("opens before barrier {barrier}, at {open_ns}: time goes back")));
-            }
-        }
-        last = Some((record.barrier, record.open_ns));
-        Ok(record)
-    });
-    Ok(Stream { rows, parse, lenient, skipped: Skipped::default() })
+    let csv = folder.join(BARRIERS_FILE);
+    let table = schema::barriers();
+    if csv.exists() || !path_of(folder, &table).exists() {
+        let source = Rows::open(&csv, &BARRIER_COLUMNS.map(|c| c.0))?;
+        return Ok(Stream::new(Box::new(Parsed { source, parse: checked_barrier(drives) }), lenient));
+    }
+    let columns: Vec<usize> = (0..BARRIER_COLUMNS.len()).collect();
+    let source = ParquetRows::open(folder, &table, &columns)?;
+    let mut last = None;
+    let parse = move |row: &ParquetRow<'_>| ascending(row, drives, &mut last);
+    Ok(Stream::new(Box::new(Parsed { source, parse }), lenient))
 }
 
-fn drive(row: &Row<'_>, index: usize, drives: usize) -> Result<DriveId, TraceError> {
-    let id = row.u8(index)?;
-    if usize::from(id) < drives {
-        return Ok(DriveId(id));
-    }
-    Err(row.error(index, format!("drive {id} is not among the {drives} drives of trace.json")))
+/// Makes reads of rows of CSV.
+pub(super) fn checked_read(drives: usize) -> impl FnMut(&Row<'_>) -> Result<ReadEvent, TraceError> {
+    move |row| parse_read(row, drives)
 }
 
-fn parse_read(row: &Row<'_>, drives: usize) -> Result<ReadEvent, TraceError> {
-    let event = ReadEvent {
-        step: row.u64(0)?,
-        layer: LayerId(row.u16(1)?),
-        expert: ExpertId(row.u16(2)?),
-        drive: drive(row, 3, drives)?,
-        replica: row.u8(4)?,
-        part: row.u8(5)?,
-        parts: row.u8(6)?,
-        offset: row.u64(7)?,
-        bytes: row.u64(8)?,
-        purpose: row.word(9, &PURPOSES)?,
-        issued_in: row.u64(10)?,
-        barrier: row.optional_u64(11)?,
-        queued_ns: row.u64(12)?,
-        submitted_ns: row.u64(13)?,
-        completed_ns: row.u64(14)?,
-        result: row.word(15, &RESULTS)?,
-        outcome: row.word(16, &OUTCOMES)?,
-    };
-    if event.part >= event.parts {
-        return Err(row.error(5, format!("part {} of {}", event.part, event.parts)));
-    }
-    // a read that was never handed over has no such times
-    if event.result == ReadResult::Ok {
-        if event.submitted_ns < event.queued_ns {
-            return Err(row.error(13, format!("submitted before it was queued, at {}", event.queued_ns)));
-        }
-        if event.completed_ns < event.submitted_ns {
-            return Err(row.error(14, format!("completed before it was submitted, at {}", event.submitted_ns)));
-        }
-    }
-    Ok(event)
-}
-
-fn parse_barrier(row: &Row<'_>, drives: usize) -> Result<BarrierRecord, TraceError> {
-    let record = BarrierRecord {
-        barrier: row.u64(0)?,
-        step: row.u64(1)?,
-        phase: row.word(2, &PHASES)?,
-        pos: row.u64(3)?,
-        rows: row.u32(4)?,
-        layer: LayerId(row.u16(5)?),
-        width: row.u32(6)?,
-        hits: row.u32(7)?,
-        prefetch_hits: row.u32(8)?,
-        bytes: row.u64(9)?,
-        open_ns: row.u64(10)?,
-        first_ns: row.u64(11)?,
-        last_ns: row.u64(12)?,
-        close_ns: row.u64(13)?,
-        stall_ns: row.u64(14)?,
-        straggler: if row.bytes(15).is_empty() { None } else { Some(drive(row, 15, drives)?) },
-        gap_drive_ns: row.u64(16)?,
-        gap_read_ns: row.u64(17)?,
-        bound_layout_ns: row.optional_u64(18)?,
-        bound_drives_ns: row.optional_u64(19)?,
-        cause: row.word(20, &CAUSES)?,
-    };
-    if record.last_ns < record.first_ns {
-        return Err(row.error(12, format!("the last read ends before the first, at {}", record.first_ns)));
-    }
-    if record.close_ns < record.open_ns {
-        return Err(row.error(13, format!("closes before it opens, at {}", record.open_ns)));
-    }
-    Ok(record)
+/// Makes barriers of rows of CSV.
+pub(super) fn checked_barrier(drives: usize) -> impl FnMut(&Row<'_>) -> Result<BarrierRecord, TraceError> {
+    let mut last = None;
+    move |row| ascending(row, drives, &mut last)
 }
 
 /// A file that grows under a temporary name and gets its own when it is whole.
@@ -244,6 +232,11 @@ impl Growing {
         let file = File::create(&temporary).map_err(|source| TraceError::Io { path: path.to_path_buf(), source })?;
         let out = BufWriter::with_capacity(256 << 10, file);
         Ok(Self { out, temporary, path: path.to_path_buf(), finished: false })
+    }
+
+    /// Where it grows.
+    pub fn temporary(&self) -> &Path {
+        &self.temporary
     }
 
     /// Makes it durable and gives it its name.
@@ -314,6 +307,7 @@ impl<T: Serialize> RowWriter<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::events::Cause;
     use super::*;
 
     #[test]

@@ -52,7 +52,14 @@ pub fn dense_store() -> &'static Path {
 
 /// A pace that even a busy machine keeps.
 pub fn easy_pace() -> Emulation {
-    Emulation { rate_bytes_per_s: 50_000_000, latency_ns: 16_000_000, per_read_ns: 0, jitter: 0.0, seed: 0 }
+    Emulation {
+        rate_bytes_per_s: 50_000_000,
+        latency_ns: 16_000_000,
+        per_read_ns: 0,
+        jitter: 0.0,
+        seed: 0,
+        ..Emulation::default()
+    }
 }
 
 /// Some drives in one folder, and the file that names them.

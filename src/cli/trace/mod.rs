@@ -2,9 +2,13 @@
 
 mod export;
 mod import;
+mod learn;
+mod reissue;
 mod replay;
 mod report;
 mod tables;
+
+pub use report::write_page_of;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -23,8 +27,12 @@ enum Command {
     Report(report::Args),
     /// Turn another program's log into a trace folder
     Import(import::Args),
+    /// Read the barriers of a trace again, under another plan or on other drives
+    Reissue(reissue::Args),
     /// Write a trace for another program: Perfetto, or HDR interval logs
     Export(export::Args),
+    /// Learn which experts follow which, for prefetching by table
+    Learn(learn::Args),
     /// Draw what a trace recorded: drives over time, one step's waterfall, who landed last
     Replay(replay::Args),
 }
@@ -34,7 +42,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Report(args) => report::run(args),
         Command::Import(args) => import::run(args),
+        Command::Reissue(args) => reissue::run(args),
         Command::Export(args) => export::run(args),
+        Command::Learn(args) => learn::run(args),
         Command::Replay(args) => replay::run(args),
     }
 }

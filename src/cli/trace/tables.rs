@@ -1,49 +1,22 @@
 //! The tables of `trace report`, 80 columns wide.
 
 use super::super::WIDTH;
+use super::super::verdict::{sentence, wrapped};
 use crate::ids::DriveId;
 use crate::replay::groups::{BarrierRow, DriveRow, share};
 use crate::replay::rates::HomesFrom;
 use crate::replay::summary::{GapRow, Summary};
-use crate::replay::verdict::{Bound, NOT_BOUND_SHARE, Verdict};
-use crate::replay::windows::WindowRow;
+use crate::replay::windows::{Scope, WindowRow};
+use crate::report::monitor_view::sampler_line;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, duration, percent, rate};
-use crate::trace::log::{TraceDrive, TraceHeader};
+pub use crate::report::words::name;
+use crate::trace::log::{RateFrom, TraceHeader};
 use crate::trace::stream::{PURPOSES, word_of};
 use std::fmt::Write;
 
 /// Layers listed in full; with more of them, those that waited longest.
 const MAX_LAYERS: usize = 24;
-
-/// Name of a drive.
-pub fn name(drives: &[TraceDrive], id: DriveId) -> String {
-    drives.get(id.index()).map_or_else(|| format!("drive {}", id.0), |d| d.name.clone())
-}
-
-/// The verdict in a sentence.
-pub fn verdict_sentence(verdict: &Verdict, drives: &[TraceDrive]) -> String {
-    let waits = percent(verdict.share(verdict.stall_ns()));
-    let without = format!("without any wait it would run {:.2} times as fast", verdict.ceiling);
-    match (verdict.bound, verdict.drive) {
-        (Bound::NotStorage, _) => format!(
-            "not storage-bound: decoding waited {waits} of its time (below {:.0} %); {without}",
-            NOT_BOUND_SHARE * 100.0
-        ),
-        (Bound::OneDrive, Some(drive)) => format!(
-            "bound by one drive: {waits} of the time was waiting, mostly for the last drive alone, most often `{}` ({}); \
-             {without}",
-            name(drives, drive),
-            percent(verdict.share(verdict.drive_ns))
-        ),
-        (Bound::Latency, _) => {
-            format!(
-                "bound by latency and queueing: {waits} of the time was waiting, mostly before bytes flow; {without}"
-            )
-        }
-        _ => format!("bound by all drives together: {waits} of the time was waiting for bytes; {without}"),
-    }
-}
 
 /// The whole report.
 pub fn render(summary: &Summary, header: &TraceHeader, top: usize) -> String {
@@ -65,6 +38,11 @@ pub fn render(summary: &Summary, header: &TraceHeader, top: usize) -> String {
     if let Some(imported) = &header.imported {
         line(&format!("imported from {}; assumed:", imported.format));
         imported.assumptions.iter().for_each(|a| line(&wrapped(&format!("- {a}"))));
+    }
+    if let Some(again) = &header.reissued {
+        line(&wrapped(&format!("the barriers of {} read again, gaps {}", again.from.display(), again.gaps)));
+        again.assumptions.iter().for_each(|a| line(&wrapped(&format!("- {a}"))));
+        again.rejected.iter().for_each(|r| line(&wrapped(&format!("- REJECTED: {r}"))));
     }
     if summary.skipped_rows > 0 {
         line(&format!("left out: {} rows with faults", summary.skipped_rows));
@@ -93,65 +71,48 @@ fn verdict(out: &mut String, summary: &Summary, header: &TraceHeader) {
         let _ = writeln!(out, "no verdict: the trace has no barriers of decoding\n");
         return;
     };
-    let mut table =
-        Table::new([("where the time of decoding went", Align::Left), ("", Align::Right), ("share", Align::Right)]);
-    let mut row = |what: &str, ns: u64| {
-        table.row([what.to_owned(), duration(ns), percent(v.share(ns))]);
+    let wall = match (header.decode_wall_ns == Some(v.wall_ns), header.reissued.is_some()) {
+        (true, _) => "wall time of decoding, as the run took it",
+        (false, true) => "wall time of the barriers read again",
+        (false, false) => "wall time, first open to last close",
     };
-    row("compute (nothing was waited for)", v.compute_ns);
-    row("storage: all drives together", v.all_drives_ns);
-    row("storage: the last drive alone", v.one_drive_ns);
-    row(
-        if v.latency_known { "storage: latency and queueing" } else { "storage: queueing (fixed costs unknown)" },
-        v.latency_ns,
-    );
-    row("wall time, first open to last close", v.wall_ns);
-    let _ = writeln!(out, "{}{}\n", table.render(WIDTH), wrapped(&verdict_sentence(v, &header.drives)));
-    for fit in summary.fitted.iter().filter(|_| summary.homes_from.is_none()) {
-        let text = format!(
-            "`{}` behaved like {} after {} (fitted to its part of each barrier)",
-            fit.drive,
-            rate(fit.bytes_per_s),
-            duration(fit.fixed_ns)
-        );
-        let _ = writeln!(out, "{}", wrapped(&text));
+    let names: Vec<&str> = header.drives.iter().map(|d| d.name.as_str()).collect();
+    let _ = writeln!(out, "{}{}\n", super::super::verdict::table(v, wall), wrapped(&sentence(v, &names)));
+    if summary.homes_from.is_none() {
+        for known in &header.rates {
+            let from = match known.from {
+                RateFrom::Learnt => "learnt in the run",
+                RateFrom::Given => "given to the run",
+            };
+            let (speed, fixed) = (rate(known.bytes_per_s as f64), duration(known.fixed_ns));
+            let _ = writeln!(out, "{}", wrapped(&format!("`{}`: {speed} after {fixed} ({from})", known.drive)));
+        }
+        for fit in summary.fitted.iter().filter(|f| header.rates.iter().all(|r| r.drive != f.drive)) {
+            let (speed, fixed) = (rate(fit.bytes_per_s), duration(fit.fixed_ns));
+            let text =
+                format!("`{}` behaved like {speed} after {fixed} (fitted to its part of each barrier)", fit.drive);
+            let _ = writeln!(out, "{}", wrapped(&text));
+        }
     }
-    if let Some(from) = summary.homes_from {
-        let text = match from {
-            HomesFrom::Plan => "* lower bounds of the mean wait; the layout's takes the homes of the plan",
-            HomesFrom::Trace => {
-                "* lower bounds of the mean wait; the layout's takes as homes the drives that served an expert in this \
-                 trace; the plan may have more (--plan), and then the true bound is lower"
-            }
-        };
+    let bounded = summary.all.bounded > 0;
+    let text = match summary.homes_from {
+        Some(HomesFrom::Plan) => Some("* lower bounds of the mean wait; the layout's takes the homes of the plan"),
+        Some(HomesFrom::Trace) => Some(
+            "* lower bounds of the mean wait; the layout's takes as homes the drives that served an expert in this \
+             trace; the plan may have more (--plan), and then the true bound is lower",
+        ),
+        None if bounded => Some(
+            "* lower bounds of the mean wait, as the run wrote them: its plan's homes and the rates above. Rates are \
+             averages, so a lucky barrier may come in below its bound",
+        ),
+        None => None,
+    };
+    if let Some(text) = text {
         let _ = writeln!(out, "{}", wrapped(text));
     }
-    if !summary.fitted.is_empty() || summary.homes_from.is_some() {
+    if !summary.fitted.is_empty() || !header.rates.is_empty() || text.is_some() {
         out.push('\n');
     }
-}
-
-/// Lines of at most 80 columns; an item (`- ...`) is indented.
-fn wrapped(text: &str) -> String {
-    let indent = if text.starts_with("- ") { 2 } else { 0 };
-    let mut out = " ".repeat(indent);
-    let (mut used, mut left) = (indent, indent);
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if used > left && used + 1 + length > WIDTH {
-            left = 2 * indent;
-            out.push('\n');
-            out.push_str(&" ".repeat(left));
-            used = left;
-        }
-        if used > left {
-            out.push(' ');
-            used += 1;
-        }
-        out.push_str(word);
-        used += length;
-    }
-    out
 }
 
 fn drives(out: &mut String, rows: &[DriveRow]) {
@@ -352,10 +313,34 @@ pub fn render_windows(rows: &[WindowRow], header: &TraceHeader, left_out: u64) -
     if left_out > 0 {
         let _ = writeln!(out, "left out: {left_out} rows with faults\n");
     }
+    out.push_str(&windows_table(rows, ["device", "drive"]));
+    out
+}
+
+/// What a run sampled: drives by the reader's counts, devices by the kernel's, and what sampling cost.
+pub fn render_sampled(rows: &[WindowRow], header: &TraceHeader) -> String {
+    let mut out = "windows: drives as the reader counts, devices as the kernel does\n".to_owned();
+    let emulated = |name: &str| header.drives.iter().any(|d| d.emulated && d.name == name);
+    let mut rows = rows.to_vec();
+    for row in &mut rows {
+        row.drive = match (row.scope, row.drive.take()) {
+            (Scope::Drive, _) if emulated(&row.name) => Some("emulated drive".into()),
+            (Scope::Drive, _) => Some("drive".into()),
+            (Scope::Device, drives) => Some(format!("device of {}", drives.as_deref().unwrap_or("no drive"))),
+        };
+    }
+    out.push_str(&windows_table(&rows, ["name", "what"]));
+    if let Some(windows) = &header.windows {
+        let _ = writeln!(out, "{}", wrapped(&sampler_line(&windows.sampler)));
+    }
+    out
+}
+
+fn windows_table(rows: &[WindowRow], [first, second]: [&str; 2]) -> String {
     let right = |title| (title, Align::Right);
     let mut table = Table::new([
-        ("device", Align::Left),
-        ("drive", Align::Left),
+        (first, Align::Left),
+        (second, Align::Left),
         right("windows"),
         right("bytes"),
         right("mean"),
@@ -375,6 +360,5 @@ pub fn render_windows(rows: &[WindowRow], header: &TraceHeader, left_out: u64) -
             r.mean_read_ms.map_or_else(|| "–".to_owned(), |ms| duration((ms * 1e6).round() as u64)),
         ]);
     }
-    let _ = write!(out, "{}", table.render(WIDTH));
-    out
+    table.render(WIDTH)
 }

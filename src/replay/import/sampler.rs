@@ -7,6 +7,7 @@ use crate::replay::windows::{WINDOW_COLUMNS, WINDOWS_FILE};
 use crate::trace::log::{Imported, TraceError, TraceHeader, write_header};
 use crate::trace::rows::{Rows, parse_whole};
 use crate::trace::stream::{Growing, Skipped};
+use crate::trace::windows::Ms;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write;
@@ -186,15 +187,6 @@ fn read_map(path: &Path) -> Result<BTreeMap<String, String>, ReplayError> {
 
 fn write_line(file: &mut Growing, line: &str) -> Result<(), TraceError> {
     writeln!(file, "{line}").map_err(|e| file.io(e))
-}
-
-/// Nanoseconds as milliseconds with all their digits.
-struct Ms(u64);
-
-impl std::fmt::Display for Ms {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000)
-    }
 }
 
 #[cfg(test)]

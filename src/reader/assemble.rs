@@ -1,0 +1,220 @@
+//! Putting a reader together: drives, slots, engines, and everything that it needs while it runs, allocated here.
+
+use super::ahead::Ahead;
+use super::budget::{check_plan, make_budget, prefetches, read_bytes};
+use super::counters::{DriveCounters, Ledger, LiveDrive, ReaderCounters, ReaderHandle};
+use super::dispatch::Dispatcher;
+use super::engines::{EngineSpec, make_engine};
+use super::expert_reader::ExpertReader;
+use super::governor::Governor;
+use super::heat_file;
+use super::jobs::{AheadLane, Lane};
+use super::open::{OpenedDrive, open_drive};
+use super::options::{PrefetchPolicy, ReaderError, ReaderOptions};
+use super::predict::{Predictor, table_file};
+use super::rates::{InFlight, RateEstimator};
+use super::resident::Resident;
+use super::tally::Tally;
+use crate::clock::Clock;
+use crate::drive::spec::{DriveSpec, Emulation, RateSchedule};
+use crate::ids::{DriveId, LayerId};
+use crate::io::paced::PacedDrive;
+use crate::io::{IoEngine, IoSetupError, Signal};
+use crate::knob::{self, Knob};
+use crate::layout::plan::{MAX_DRIVES, Plan};
+use crate::trace::log::{TraceBuffer, TraceCapacity, TraceDrive};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+/// Parts begin on multiples of this even where drives would allow less.
+const LEAST_BLOCK_BYTES: u32 = 4096;
+
+impl ExpertReader {
+    /// Opens every drive of `plan` at `mounts` (in id order; see [`super::mounts_of`]) and starts its engines.
+    pub fn open(plan: &Plan, mounts: &[DriveSpec], options: &ReaderOptions, clock: Clock) -> Result<Self, ReaderError> {
+        options.check()?;
+        let count = plan.drives.len();
+        if count == 0 || count > MAX_DRIVES || mounts.len() != count {
+            let seen = mounts.len();
+            return Err(ReaderError::Plan(format!(
+                "the plan has {count} drives (1 to {MAX_DRIVES}), {seen} are mounted"
+            )));
+        }
+        let drives = mounts.iter().enumerate().map(|(id, mount)| open_drive(plan, DriveId(id as u8), mount, options));
+        let drives = drives.collect::<Result<Vec<_>, _>>()?;
+        let mut paces = Vec::with_capacity(count);
+        for mount in mounts {
+            let mut emulation = mount.emulate.filter(|_| !knob::skipped(Knob::Pace));
+            if knob::forced(Knob::Pace) && emulation.is_none() {
+                emulation = Some(LYING_PACE);
+            }
+            paces.push(emulation.map(|e| PacedDrive::new(&mount.name, e)).transpose()?);
+        }
+        Self::assemble(plan, drives, paces, options, clock, |spec| make_engine(options, clock, spec))
+    }
+
+    /// As [`ExpertReader::open`], over drives that are open and with engines from `make_engine`: for each drive that of
+    /// demand, then, where there is prefetch, the other.
+    pub(super) fn assemble(
+        plan: &Plan,
+        drives: Vec<OpenedDrive>,
+        paces: Vec<Option<Arc<PacedDrive>>>,
+        options: &ReaderOptions,
+        clock: Clock,
+        make_engine: impl Fn(EngineSpec<'_>) -> Result<Box<dyn IoEngine>, IoSetupError>,
+    ) -> Result<Self, ReaderError> {
+        options.check()?;
+        check_plan(plan)?;
+        let signal = Arc::new(Signal::default());
+        let budget = make_budget(plan, &drives, options, &signal)?;
+        let slab = budget.slab;
+        let slots = slab.slots();
+        let widest = plan.layers.values().map(|l| l.0.len()).max().unwrap_or(0);
+
+        // An expert has at most one part on each drive.
+        let requests = slots.saturating_mul(drives.len() as u32);
+        let jobs = requests.saturating_add(budget.ahead);
+        let more = |depth: u32, knob| if knob::skipped(knob) { depth + 2 } else { depth };
+        let depth = more(options.queue_depth, Knob::QueueDepth);
+        let ahead_depth = more(options.prefetch_queue_depth, Knob::PrefetchQueueDepth);
+        let mut lanes = Vec::with_capacity(drives.len());
+        let (mut counted, mut live, mut traced) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, (mut opened, pace)) in drives.into_iter().zip(paces).enumerate() {
+            let read_bytes = read_bytes(plan, &opened)?;
+            let files = std::mem::take(&mut opened.files);
+            let again = prefetches(options).then(|| files.iter().map(std::fs::File::try_clone).collect());
+            let again: Option<Vec<_>> = again
+                .transpose()
+                .map_err(|e: std::io::Error| ReaderError::Option(format!("drive `{}`: {e}", opened.name)))?;
+            let spec = |files, depth, requests| {
+                let (slab, pace, signal) = (&slab, pace.clone(), Arc::clone(&signal));
+                EngineSpec { files, slab, depth, requests, pace, signal }
+            };
+            let engine = make_engine(spec(files, depth, requests))?;
+            let ahead = again.map(|files| make_engine(spec(files, ahead_depth, budget.ahead.max(1)))).transpose()?;
+            let ahead = ahead.map(|engine| {
+                let batch = Vec::with_capacity(budget.ahead as usize);
+                AheadLane { engine, batch, out: 0 }
+            });
+            counted.push(DriveCounters::new(&opened.name, engine.capabilities(), opened.alignment)?);
+            let prefetch_engine = ahead.as_ref().map(|a| a.engine.counters());
+            live.push(LiveDrive { engine: engine.counters(), prefetch_engine, pace });
+            traced.push(TraceDrive {
+                id: DriveId(id as u8),
+                name: opened.name.clone(),
+                path: opened.folder.clone(),
+                emulated: opened.emulated,
+                device_number: opened.device_number,
+            });
+            let batch = Vec::with_capacity(requests as usize);
+            lanes.push(Lane { opened, engine, batch, read_bytes, demand_out: 0, ahead });
+        }
+        let heat = options.cache_heat.as_ref().map(|path| heat_file::load(path, plan)).transpose()?.unwrap_or_default();
+        let resident = (budget.cache > 0).then(|| Resident::new(options.cache_policy, budget.cache, plan, &heat));
+        let governed = (options.prefetch_governor && !knob::skipped(Knob::PrefetchGovernor))
+            || knob::forced(Knob::PrefetchGovernor);
+        let reach = options.prefetch_depth.saturating_add(1);
+        let own = own_guesses(plan, options)?;
+        let ahead = prefetches(options).then(|| Box::new(Ahead::new(plan, reach, budget.ahead, own)));
+        let mut counters = ReaderCounters::new(counted, options.dispatch, &slab);
+        (counters.cache.slots, counters.prefetch.quota) = (budget.cache, budget.ahead);
+        let ledger = Ledger { counters, trace: trace_capacity(options).map(TraceBuffer::with_capacity) };
+        let handle = ReaderHandle {
+            ledger: Arc::new(Mutex::new(ledger)),
+            live: live.into(),
+            drives: traced.into(),
+            slab: slab.clone(),
+        };
+        let known = |lane: &Lane| {
+            let known = options.rates.iter().find(|r| r.drive == lane.opened.name);
+            RateEstimator::new(known, options.queue_depth)
+        };
+        let alignment = |lane: &Lane| lane.opened.alignment.map_or(1, |a| a.offset_bytes.max(a.memory_bytes));
+        let block_bytes = lanes.iter().map(alignment).fold(LEAST_BLOCK_BYTES, u32::max);
+        let layers = plan.layers.keys().map(|l| l.index() + 1).max().unwrap_or(0);
+        let mut seen_non_primary = vec![Vec::new(); layers];
+        for (layer, homes) in &plan.layers {
+            seen_non_primary[layer.index()] = vec![false; homes.0.len()];
+        }
+        Ok(Self {
+            in_flight: Arc::new(InFlight::new(lanes.len())),
+            rates: lanes.iter().map(known).collect(),
+            block_bytes,
+            dispatcher: Dispatcher::new(widest, lanes.len()),
+            loads: Vec::with_capacity(lanes.len()),
+            parked: (0..widest * lanes.len()).map(|_| None).collect(),
+            hedge_after_ns: vec![None; lanes.len()],
+            tally: Tally::new(lanes.len()),
+            lanes,
+            plan: plan.clone(),
+            slab,
+            signal,
+            clock,
+            options: options.clone(),
+            handle,
+            jobs: (0..jobs).map(|_| None).collect(),
+            free_jobs: (0..jobs).rev().collect(),
+            live_jobs: 0,
+            taken: Vec::with_capacity(slots as usize),
+            wants: Vec::with_capacity(widest),
+            fresh: 0,
+            retry: Vec::with_capacity(requests as usize),
+            ready: VecDeque::with_capacity(widest.max(slots as usize)),
+            delivered: 0,
+            finished: Vec::with_capacity(jobs as usize),
+            ahead,
+            resident,
+            governor: Governor::new(governed),
+            widest,
+            missing: Vec::with_capacity(widest),
+            open: None,
+            barriers: 0,
+            split_seen: false,
+            asked_in: vec![0; widest],
+            asks: 0,
+            seen_non_primary,
+        })
+    }
+}
+
+/// Pace of a real drive when a test makes pacing lie.
+const LYING_PACE: Emulation = Emulation {
+    rate_bytes_per_s: 50_000_000,
+    latency_ns: 500_000,
+    per_read_ns: 0,
+    jitter: 0.0,
+    seed: 0,
+    schedule: RateSchedule::NONE,
+};
+
+/// What makes the reader's own guesses, where the policy has any.
+fn own_guesses(plan: &Plan, options: &ReaderOptions) -> Result<Option<Predictor>, ReaderError> {
+    let layers: Vec<LayerId> = plan.layers.keys().copied().collect();
+    let widest = plan.layers.values().map(|l| l.0.len()).max().unwrap_or(0);
+    let own = match (options.prefetch, &options.prefetch_table) {
+        (PrefetchPolicy::Markov, Some(path)) => {
+            let own = Predictor::markov(table_file::read(path)?, &plan.model_id, &layers, widest)?;
+            if own.reach() < options.prefetch_depth {
+                return Err(ReaderError::Option(format!(
+                    "prefetch depth {}: the table {} looks {} layers ahead; lower --prefetch-depth, or learn it with a \
+                     larger --depth",
+                    options.prefetch_depth,
+                    path.display(),
+                    own.reach()
+                )));
+            }
+            Some(own)
+        }
+        (PrefetchPolicy::SameAsLast, _) => Some(Predictor::same_as_last(&layers, widest)),
+        (PrefetchPolicy::None, _) if knob::forced(Knob::Prefetch) => Some(Predictor::same_as_last(&layers, widest)),
+        _ => None,
+    };
+    Ok(own)
+}
+
+fn trace_capacity(options: &ReaderOptions) -> Option<TraceCapacity> {
+    if knob::forced(Knob::Trace) {
+        return Some(TraceCapacity { reads: 1 << 16, barriers: 1 << 16 });
+    }
+    options.trace_capacity()
+}
