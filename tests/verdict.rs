@@ -110,6 +110,13 @@ fn a_report_of_the_trace_says_the_same_and_has_both_bounds_without_being_told_ra
     has(&flat(&text), &["layout*", "drives*", "learnt in the run", "wall time of decoding, as the run took it"]);
     has(&flat(&text), &[run["verdict"]["says"].as_str().unwrap().split(';').next().unwrap()]);
     assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+
+    // the page tells the same of the same run
+    let page = dir.path().join("report.html");
+    assert_eq!(outcome(argodrive(["trace", "report"]).arg(&trace).arg("--html").arg(&page)).0, 0);
+    let page = std::fs::read_to_string(page).unwrap();
+    has(&page, &["wall time of decoding, as the run took it", "(learnt in the run)"]);
+    assert!(!page.contains("first open to last close"));
 }
 
 #[test]

@@ -5,25 +5,16 @@ use crate::bench::reference::ReferenceRecord;
 use crate::replay::verdict::Verdict;
 use crate::report::table::{Align, Table};
 use crate::report::units::{duration, percent, tokens_per_s};
-use crate::report::words::named;
 pub use crate::report::words::{label, sentence};
+use crate::report::words::{named, parts};
 
 /// The parts of the wall time; `wall` says what that time is.
 pub fn table(verdict: &Verdict, wall: &str) -> String {
     let mut table =
         Table::new([("where the time of decoding went", Align::Left), ("", Align::Right), ("share", Align::Right)]);
-    let mut row = |what: &str, ns: u64| {
+    for (what, ns) in parts(verdict, wall) {
         table.row([what.to_owned(), duration(ns), percent(verdict.share(ns))]);
-    };
-    row("compute (nothing was waited for)", verdict.compute_ns);
-    row("storage: all drives together", verdict.all_drives_ns);
-    row("storage: the last drive alone", verdict.one_drive_ns);
-    let known = verdict.latency_known;
-    row(
-        if known { "storage: latency and queueing" } else { "storage: queueing (fixed costs unknown)" },
-        verdict.latency_ns,
-    );
-    row(wall, verdict.wall_ns);
+    }
     table.render(WIDTH)
 }
 

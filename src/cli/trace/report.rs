@@ -121,7 +121,9 @@ pub fn write_page_of(trace: &Path, path: &Path) -> Result<()> {
     let header = log::read_header(trace)?;
     let reads = stream::wanted_reads(trace, header.drives.len(), false, Wanted::Report)?;
     let joiner = Joiner::new(reads, stream::barriers(trace, header.drives.len(), false)?, false);
-    let summary = summarize(joiner, Summarizer::new(&header.drives, None, DEFAULT_TOP), None, &mut |_| Ok(()))?;
+    let known = measured::fixed_ns(&header.rates, &header.drives);
+    let summarizer = Summarizer::new(&header.drives, None, DEFAULT_TOP).with_fixed(known);
+    let summary = summarize(joiner, summarizer, header.decode_wall_ns, &mut |_| Ok(()))?;
     write_page(path, trace, &summary, &header, false)
 }
 

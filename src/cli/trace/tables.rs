@@ -10,8 +10,9 @@ use crate::replay::windows::{Scope, WindowRow};
 use crate::report::monitor_view::sampler_line;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, duration, percent, rate};
+use crate::report::words;
 pub use crate::report::words::name;
-use crate::trace::log::{RateFrom, TraceHeader};
+use crate::trace::log::TraceHeader;
 use crate::trace::stream::{PURPOSES, word_of};
 use std::fmt::Write;
 
@@ -71,28 +72,11 @@ fn verdict(out: &mut String, summary: &Summary, header: &TraceHeader) {
         let _ = writeln!(out, "no verdict: the trace has no barriers of decoding\n");
         return;
     };
-    let wall = match (header.decode_wall_ns == Some(v.wall_ns), header.reissued.is_some()) {
-        (true, _) => "wall time of decoding, as the run took it",
-        (false, true) => "wall time of the barriers read again",
-        (false, false) => "wall time, first open to last close",
-    };
     let names: Vec<&str> = header.drives.iter().map(|d| d.name.as_str()).collect();
-    let _ = writeln!(out, "{}{}\n", super::super::verdict::table(v, wall), wrapped(&sentence(v, &names)));
-    if summary.homes_from.is_none() {
-        for known in &header.rates {
-            let from = match known.from {
-                RateFrom::Learnt => "learnt in the run",
-                RateFrom::Given => "given to the run",
-            };
-            let (speed, fixed) = (rate(known.bytes_per_s as f64), duration(known.fixed_ns));
-            let _ = writeln!(out, "{}", wrapped(&format!("`{}`: {speed} after {fixed} ({from})", known.drive)));
-        }
-        for fit in summary.fitted.iter().filter(|f| header.rates.iter().all(|r| r.drive != f.drive)) {
-            let (speed, fixed) = (rate(fit.bytes_per_s), duration(fit.fixed_ns));
-            let text =
-                format!("`{}` behaved like {speed} after {fixed} (fitted to its part of each barrier)", fit.drive);
-            let _ = writeln!(out, "{}", wrapped(&text));
-        }
+    let _ =
+        writeln!(out, "{}{}\n", super::super::verdict::table(v, words::wall(v, header)), wrapped(&sentence(v, &names)));
+    for text in words::drive_rates(summary, header) {
+        let _ = writeln!(out, "{}", wrapped(&text));
     }
     let bounded = summary.all.bounded > 0;
     let text = match summary.homes_from {
@@ -196,17 +180,7 @@ fn causes(out: &mut String, summary: &Summary) {
         ]);
     }
     let _ = writeln!(out, "{}", table.render(WIDTH));
-    let a = &summary.all;
-    let text = format!(
-        "wait {} = {} before the last read was queued + {} in the queue + {} at the drive; gap to the next drive {}, to \
-         the next read {}",
-        duration(a.wait_ns),
-        duration(a.before_ns),
-        duration(a.queue_ns),
-        duration(a.service_ns),
-        duration(a.gap_drive.total_ns),
-        duration(a.gap_read.total_ns)
-    );
+    let text = words::wait(&summary.all);
     let _ = writeln!(out, "{}\n", wrapped(&text));
 }
 

@@ -1,8 +1,8 @@
 //! The page of one trace: verdict, attribution tables, figures, and what is known of the machine. Takes a summary and
 //! drawn figures.
 
-use super::super::units::{bytes, duration, percent, rate};
-use super::super::words::{name, sentence};
+use super::super::units::{bytes, duration, percent};
+use super::super::words::{self, name, sentence};
 use super::{Cell, Page, Part, Section};
 use crate::ids::DriveId;
 use crate::replay::groups::{BarrierRow, DriveRow, share};
@@ -83,16 +83,7 @@ fn verdict(summary: &Summary, header: &TraceHeader) -> Vec<Part> {
     let Some(v) = &summary.verdict else {
         return vec![Part::Verdict("no verdict: the trace has no barriers of decoding".into())];
     };
-    let parts = [
-        ("compute (nothing was waited for)", v.compute_ns),
-        ("storage: all drives together", v.all_drives_ns),
-        ("storage: the last drive alone", v.one_drive_ns),
-        (
-            if v.latency_known { "storage: latency and queueing" } else { "storage: queueing (fixed costs unknown)" },
-            v.latency_ns,
-        ),
-        ("wall time, first open to last close", v.wall_ns),
-    ];
+    let parts = words::parts(v, words::wall(v, header));
     let rows = parts.map(|(what, ns)| vec![Cell::text(what), Cell::duration(ns), Cell::share(v.share(ns))]);
     let table = Part::Table {
         title: "Where the time of decoding went".into(),
@@ -100,16 +91,8 @@ fn verdict(summary: &Summary, header: &TraceHeader) -> Vec<Part> {
         rows: rows.into(),
         note: String::new(),
     };
-    let fitted = summary.fitted.iter().filter(|_| summary.homes_from.is_none()).map(|fit| {
-        format!(
-            "{} behaved like {} after {} (fitted to its part of each barrier)",
-            fit.drive,
-            rate(fit.bytes_per_s),
-            duration(fit.fixed_ns)
-        )
-    });
     let names: Vec<&str> = header.drives.iter().map(|d| d.name.as_str()).collect();
-    vec![Part::Verdict(sentence(v, &names)), table, Part::Text(fitted.collect())]
+    vec![Part::Verdict(sentence(v, &names)), table, Part::Text(words::drive_rates(summary, header))]
 }
 
 fn drives(summary: &Summary, header: &TraceHeader) -> Vec<Part> {
@@ -198,17 +181,7 @@ fn causes(summary: &Summary) -> Part {
             Cell::duration(c.gap_drive_ns),
         ]
     });
-    let a = &summary.all;
-    let note = format!(
-        "wait {} = {} before the last read was queued + {} in the queue + {} at the drive; gap to the next drive {}, to \
-         the next read {}",
-        duration(a.wait_ns),
-        duration(a.before_ns),
-        duration(a.queue_ns),
-        duration(a.service_ns),
-        duration(a.gap_drive.total_ns),
-        duration(a.gap_read.total_ns)
-    );
+    let note = words::wait(&summary.all);
     Part::Table {
         title: "By cause".into(),
         columns: strings(&["cause", "barriers", "share", "wait", "gap to next drive"]),
