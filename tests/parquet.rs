@@ -156,6 +156,60 @@ fn many_rows_come_back_one_by_one_across_pages_and_groups() {
     }
 }
 
+fn drained<T>(stream: Result<stream::Stream<T>, TraceError>) -> Result<Vec<T>, TraceError> {
+    let mut stream = stream?;
+    let mut all = Vec::new();
+    while let Some(value) = stream.next_value()? {
+        all.push(value);
+    }
+    Ok(all)
+}
+
+#[test]
+fn windows_and_routes_come_back_from_parquet_as_from_csv() {
+    let dir = tempfile::tempdir().unwrap();
+    let (csv, parquet) = (dir.path().join("csv"), dir.path().join("parquet"));
+    fs::create_dir_all(&csv).unwrap();
+    fs::create_dir_all(&parquet).unwrap();
+    let mut windows = "t_ms,scope,name,reader_bytes,reader_reads,inflight_bytes,device_bytes,device_reads,\
+        device_io_ms,partial\n"
+        .to_owned();
+    let mut routes = "step,phase,pos,layer,expert,weight,kept\n".to_owned();
+    for n in 0..20_000u64 {
+        let ms = n as f64 * 10.0 + (n % 7) as f64 * 0.000_001;
+        windows += &match n % 2 {
+            0 => format!("{ms},drive,d{},{},{},{},,,,{}\n", n % 3, n * 4096, n, n % 5, u8::from(n == 0)),
+            _ => format!("{ms},device,sd{},,,,{},,{},0\n", n % 3, u64::MAX - n, (n % 9) as f64 * 0.125),
+        };
+        let weight = f32::from_bits(0x3400_0000 + n as u32 * 7919);
+        routes += &format!("{},decode,{n},{},{},{weight},{}\n", n / 9, n % 7, n % 896, n % 2);
+    }
+    fs::write(csv.join("windows.csv"), &windows).unwrap();
+    fs::write(csv.join("routes.csv"), &routes).unwrap();
+    for table in [schema::windows(), schema::routes()] {
+        convert(&csv, &parquet, &header(), &table, false).unwrap();
+    }
+    assert!(stream::has_windows(&parquet) && !parquet.join("windows.csv").exists());
+    let want = drained(stream::windows(&csv, false)).unwrap();
+    assert_eq!((want.len(), want[6].1, want[6].0.t_ms), (20_000, 0.0, 60.000_006), "with the end of the one before");
+    assert_eq!(drained(stream::windows(&parquet, false)).unwrap(), want);
+    let want = drained(stream::routes(&csv, false)).unwrap();
+    assert_eq!(want.len(), 20_000);
+    assert_eq!(drained(stream::routes(&parquet, false)).unwrap(), want);
+
+    // what a CSV may not say, a conversion refuses too
+    for (name, text, from, to, word) in [
+        ("windows", &windows, "\n60.000006,", "\n0,", "d0` has a window at"),
+        ("windows", &windows, ",d2,", ",,", "needs a name"),
+        ("routes", &routes, "\n5,decode", "\n3,decode", "comes after pass"),
+    ] {
+        fs::write(csv.join(format!("{name}.csv")), text.replacen(from, to, 1)).unwrap();
+        let table = schema::tables().into_iter().find(|t| t.name == name).unwrap();
+        let message = convert(&csv, &parquet, &header(), &table, false).unwrap_err().to_string();
+        assert!(message.contains(word) && message.contains(name), "{message}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -182,7 +182,7 @@ fn windows_and_routes_keep_their_types() {
     argodrive(dir.path(), &["results", "parquet", "toy"])
         .assert()
         .code(2)
-        .stderr(contains("routes.csv:2: column 6 `weight`: `NaN` is not a number"));
+        .stderr(contains("routes.csv:2: column 6 `weight`: `NaN` is not a finite number"));
     argodrive(dir.path(), &["results", "parquet", "toy", "--lenient"])
         .assert()
         .success()

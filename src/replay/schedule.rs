@@ -9,15 +9,14 @@ use crate::layout::plan::Plan;
 use crate::source::StepInfo;
 use crate::trace::events::{BarrierRecord, Purpose, ReadEvent, ReadResult};
 use crate::trace::log::{TraceError, TraceHeader};
-use crate::trace::rows::Rows;
-use crate::trace::stream::{self, PHASES, Skipped};
+use crate::trace::parquet::schema;
+use crate::trace::stream::{self, Skipped};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
 /// Which rows a router picked which experts for; beside the trace where the run wrote it.
 pub const ROUTES_FILE: &str = "routes.csv";
-const ROUTE_COLUMNS: [&str; 7] = ["step", "phase", "pos", "layer", "expert", "weight", "kept"];
 
 /// One barrier to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,22 +191,15 @@ struct Routes(HashMap<(u64, u16), Vec<u16>>);
 impl Routes {
     /// Those of `folder`; `None` when it has no such file. Rejected rows of a draft count: they were demanded too.
     fn open(folder: &Path, lenient: bool, skipped: &mut Skipped) -> Result<Option<Self>, TraceError> {
-        let path = folder.join(ROUTES_FILE);
-        if !path.exists() {
+        if !stream::has(folder, &schema::routes()) {
             return Ok(None);
         }
-        let mut rows = Rows::open(&path, &ROUTE_COLUMNS)?;
+        let mut rows = stream::routes(folder, lenient)?;
         let mut sets: HashMap<(u64, u16), Vec<u16>> = HashMap::new();
-        loop {
-            let row = match rows.next_row() {
-                Ok(None) => break,
-                Ok(Some(row)) => row.word(1, &PHASES).and_then(|_| Ok((row.u64(0)?, row.u16(3)?, row.u16(4)?))),
-                Err(e) => Err(e),
-            };
-            if let Some((step, layer, expert)) = skipped.pass(row, lenient)? {
-                sets.entry((step, layer)).or_default().push(expert);
-            }
+        while let Some(route) = rows.next_value()? {
+            sets.entry((route.step, route.layer.0)).or_default().push(route.expert.0);
         }
+        skipped.merge(rows.skipped());
         for set in sets.values_mut() {
             set.sort_unstable();
             set.dedup();

@@ -1,9 +1,8 @@
-//! `windows.csv` read again: the totals of such a file, and devices over time for figures. Windows are added up by name;
+//! `windows.csv` (or its Parquet form) read again: the totals of such a file, and devices over time for figures. Windows are added up by name;
 //! what no drive of the trace claims stays unattributed.
 
 use crate::trace::log::{TraceDrive, TraceError, TraceHeader};
-use crate::trace::rows::{Row, Rows};
-use crate::trace::stream::Skipped;
+use crate::trace::stream::{self, Skipped};
 use crate::trace::windows::interpolate;
 pub use crate::trace::windows::{PEAK_MS, Scope, WINDOW_COLUMNS, WINDOWS_FILE, Window};
 use serde::Serialize;
@@ -82,25 +81,11 @@ fn for_each(
     lenient: bool,
     each: &mut dyn FnMut(&Window, f64) -> Result<(), TraceError>,
 ) -> Result<Skipped, TraceError> {
-    let mut rows = Rows::open(&folder.join(WINDOWS_FILE), &WINDOW_COLUMNS.map(|c| c.0))?;
-    let mut ends: BTreeMap<(Scope, String), f64> = BTreeMap::new();
-    let mut skipped = Skipped::default();
-    loop {
-        let done = match rows.next_row() {
-            Ok(None) => return Ok(skipped),
-            Ok(Some(row)) => parse(&row).and_then(|window| {
-                let end = ends.entry((window.scope, window.name.clone())).or_insert(f64::NEG_INFINITY);
-                if window.t_ms <= *end {
-                    let reason = format!("`{}` has a window at {end} ms already or later", window.name);
-                    return Err(row.error(0, reason));
-                }
-                let before = std::mem::replace(end, window.t_ms);
-                each(&window, if before.is_finite() { before } else { window.t_ms })
-            }),
-            Err(e) => Err(e),
-        };
-        skipped.pass(done, lenient)?;
+    let mut windows = stream::windows(folder, lenient)?;
+    while let Some((window, from_ms)) = windows.next_value()? {
+        each(&window, from_ms)?;
     }
+    Ok(windows.skipped().clone())
 }
 
 /// Bytes of each name of `scope` by windows of `bin_ns` (the first begins at time 0), at most `max_bins` of them. What
@@ -145,30 +130,6 @@ pub fn binned(
         Ok(())
     })?;
     Ok(out)
-}
-
-fn parse(row: &Row<'_>) -> Result<Window, TraceError> {
-    let ms = |index: usize| row.scaled(index, 6).map(|ns| ns as f64 / 1e6);
-    let partial = row.u8(9)?;
-    if partial > 1 {
-        return Err(row.error(9, format!("`{partial}` is neither 0 nor 1")));
-    }
-    let name = row.text(2);
-    if name.is_empty() {
-        return Err(row.error(2, "a window needs a name".into()));
-    }
-    Ok(Window {
-        t_ms: ms(0)?,
-        scope: row.word(1, &[("drive", Scope::Drive), ("device", Scope::Device)])?,
-        name,
-        reader_bytes: row.optional_u64(3)?,
-        reader_reads: row.optional_u64(4)?,
-        inflight_bytes: row.optional_u64(5)?,
-        device_bytes: row.optional_u64(6)?,
-        device_reads: row.optional_u64(7)?,
-        device_io_ms: if row.bytes(8).is_empty() { None } else { Some(ms(8)?) },
-        partial,
-    })
 }
 
 impl Sums {

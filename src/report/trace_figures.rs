@@ -102,7 +102,7 @@ pub fn draw(folder: &Path, out: &Path, step: Option<u64>, lenient: bool) -> Resu
 /// All figures of the trace in `folder`, not drawn yet.
 pub fn figures(folder: &Path, step: Option<u64>, lenient: bool) -> Result<Vec<Named>, TraceFigureError> {
     let header = read_header(folder)?;
-    let has_reads = stream::has_reads(folder) || !folder.join(WINDOWS_FILE).exists();
+    let has_reads = stream::has_reads(folder) || !stream::has_windows(folder);
     let mut seen = if has_reads { first_pass(folder, &header, lenient)? } else { Seen::default() };
     let sampled = sampled(folder, &mut seen, has_reads, lenient)?;
     let emulated = header.drives.iter().any(|d| d.emulated);
@@ -172,7 +172,7 @@ fn sampled(
     has_reads: bool,
     lenient: bool,
 ) -> Result<Vec<(String, Bins)>, TraceFigureError> {
-    if !folder.join(WINDOWS_FILE).exists() {
+    if !stream::has_windows(folder) {
         return Ok(Vec::new());
     }
     let bins = |scope| windows::binned(folder, scope, WINDOW_NS, MAX_WINDOWS, lenient);

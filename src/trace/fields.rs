@@ -1,11 +1,14 @@
-//! From the fields of a row, whatever file they stand in, to a read event or a barrier record: the words of the format
-//! and what it promises of every row (`queued <= submitted <= completed`, barriers ascending).
+//! From the fields of a row, whatever file they stand in, to a read event, a barrier record, a window or a route: the
+//! words of the format and what it promises of every row (`queued <= submitted <= completed`, barriers ascending).
 
 use super::events::{BarrierRecord, Cause, Outcome, Purpose, ReadEvent, ReadResult};
 use super::log::TraceError;
+use super::routes::RouteRow;
 use super::rows::Row;
+use super::windows::{Scope, Window};
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::source::Phase;
+use std::collections::BTreeMap;
 
 /// The words of `purpose`.
 pub const PURPOSES: [(&str, Purpose); 4] =
@@ -36,6 +39,9 @@ pub const CAUSES: [(&str, Cause); 8] = [
     ("none", Cause::None),
 ];
 
+/// The words of `scope`.
+pub const SCOPES: [(&str, Scope); 2] = [("drive", Scope::Drive), ("device", Scope::Device)];
+
 /// The word that stands for `value` in one of the tables above.
 pub fn word_of<T: Copy + PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
     words.iter().find(|(_, v)| *v == value).map_or("?", |(w, _)| w)
@@ -49,6 +55,12 @@ pub trait Fields {
     fn is_empty(&self, index: usize) -> bool;
     /// The value that belongs to one of a few words.
     fn word<T: Copy>(&self, index: usize, words: &[(&str, T)]) -> Result<T, TraceError>;
+    /// A decimal number of at least 0 in units of 10^-`digits`.
+    fn scaled(&self, index: usize, digits: u32) -> Result<u64, TraceError>;
+    /// A decimal number that is finite.
+    fn float(&self, index: usize) -> Result<f32, TraceError>;
+    /// The field as text.
+    fn text(&self, index: usize) -> String;
     /// A fault of the field.
     fn error(&self, index: usize, reason: String) -> TraceError;
 
@@ -87,25 +99,125 @@ impl Fields for Row<'_> {
         Row::word(self, index, words)
     }
 
+    fn scaled(&self, index: usize, digits: u32) -> Result<u64, TraceError> {
+        Row::scaled(self, index, digits)
+    }
+
+    fn float(&self, index: usize) -> Result<f32, TraceError> {
+        Row::float(self, index)
+    }
+
+    fn text(&self, index: usize) -> String {
+        Row::text(self, index)
+    }
+
     fn error(&self, index: usize, reason: String) -> TraceError {
         Row::error(self, index, reason)
     }
 }
 
-/// A barrier that stands behind the one before.
-pub fn ascending(row: &impl Fields, drives: usize, last: &mut Option<(u64, u64)>) -> Result<BarrierRecord, TraceError> {
-    let record = parse_barrier(row, drives)?;
-    if let Some((barrier, open_ns)) = *last {
-        if record.barrier <= barrier {
-            let reason = format!("barrier {} comes after barrier {barrier}; each may stand once", record.barrier);
+/// Makes values of the rows of one table, and may remember rows before.
+pub trait Parser {
+    /// What a row becomes.
+    type Value;
+    /// The value of `row`.
+    fn parse(&mut self, row: &impl Fields) -> Result<Self::Value, TraceError>;
+}
+
+/// Rows of `reads`; a drive number beyond `drives` is a fault.
+pub struct ReadParser {
+    /// Drives of the trace.
+    pub drives: usize,
+}
+
+impl Parser for ReadParser {
+    type Value = ReadEvent;
+
+    fn parse(&mut self, row: &impl Fields) -> Result<ReadEvent, TraceError> {
+        parse_read(row, self.drives)
+    }
+}
+
+/// Rows of `barriers`: each stands behind the one before.
+pub struct BarrierParser {
+    drives: usize,
+    last: Option<(u64, u64)>,
+}
+
+impl BarrierParser {
+    /// For a trace of `drives` drives.
+    pub fn new(drives: usize) -> Self {
+        Self { drives, last: None }
+    }
+}
+
+impl Parser for BarrierParser {
+    type Value = BarrierRecord;
+
+    fn parse(&mut self, row: &impl Fields) -> Result<BarrierRecord, TraceError> {
+        let record = parse_barrier(row, self.drives)?;
+        if let Some((barrier, open_ns)) = self.last {
+            if record.barrier <= barrier {
+                let reason = format!("barrier {} comes after barrier {barrier}; each may stand once", record.barrier);
+                return Err(row.error(0, reason));
+            }
+            if record.open_ns < open_ns {
+                return Err(row.error(10, format!("opens before barrier {barrier}, at {open_ns}: time goes back")));
+            }
+        }
+        self.last = Some((record.barrier, record.open_ns));
+        Ok(record)
+    }
+}
+
+/// Rows of `windows`, each with the end of the one before it of the same name (its own, if it is the first). The windows of
+/// a name ascend.
+#[derive(Default)]
+pub struct WindowParser {
+    ends: BTreeMap<(Scope, String), f64>,
+}
+
+impl Parser for WindowParser {
+    type Value = (Window, f64);
+
+    fn parse(&mut self, row: &impl Fields) -> Result<(Window, f64), TraceError> {
+        let window = parse_window(row)?;
+        let end = self.ends.entry((window.scope, window.name.clone())).or_insert(f64::NEG_INFINITY);
+        if window.t_ms <= *end {
+            let reason = format!("`{}` has a window at {end} ms already or later", window.name);
             return Err(row.error(0, reason));
         }
-        if record.open_ns < open_ns {
-            return Err(row.error(10, format!("opens before barrier {barrier}, at {open_ns}: time goes back")));
-        }
+        let before = std::mem::replace(end, window.t_ms);
+        let before = if before.is_finite() { before } else { window.t_ms };
+        Ok((window, before))
     }
-    *last = Some((record.barrier, record.open_ns));
-    Ok(record)
+}
+
+/// Rows of `routes`, by pass.
+#[derive(Default)]
+pub struct RouteParser {
+    last: u64,
+}
+
+impl Parser for RouteParser {
+    type Value = RouteRow;
+
+    fn parse(&mut self, row: &impl Fields) -> Result<RouteRow, TraceError> {
+        let route = RouteRow {
+            step: row.u64(0)?,
+            phase: row.word(1, &PHASES)?,
+            pos: row.u64(2)?,
+            layer: LayerId(row.u16(3)?),
+            expert: ExpertId(row.u16(4)?),
+            weight: row.float(5)?,
+            kept: row.whole(6, 1)? as u8,
+        };
+        if route.step < self.last {
+            return Err(row.error(0, format!("pass {} comes after pass {}", route.step, self.last)));
+        }
+        self.last = route.step;
+        Ok(route)
+    }
 }
 
 fn drive(row: &impl Fields, index: usize, drives: usize) -> Result<DriveId, TraceError> {
@@ -117,7 +229,7 @@ fn drive(row: &impl Fields, index: usize, drives: usize) -> Result<DriveId, Trac
 }
 
 /// A read.
-pub fn parse_read(row: &impl Fields, drives: usize) -> Result<ReadEvent, TraceError> {
+fn parse_read(row: &impl Fields, drives: usize) -> Result<ReadEvent, TraceError> {
     let event = ReadEvent {
         step: row.u64(0)?,
         layer: LayerId(row.u16(1)?),
@@ -184,4 +296,28 @@ fn parse_barrier(row: &impl Fields, drives: usize) -> Result<BarrierRecord, Trac
         return Err(row.error(13, format!("closes before it opens, at {}", record.open_ns)));
     }
     Ok(record)
+}
+
+fn parse_window(row: &impl Fields) -> Result<Window, TraceError> {
+    let ms = |index: usize| row.scaled(index, 6).map(|ns| ns as f64 / 1e6);
+    let partial = row.u8(9)?;
+    if partial > 1 {
+        return Err(row.error(9, format!("`{partial}` is neither 0 nor 1")));
+    }
+    let name = row.text(2);
+    if name.is_empty() {
+        return Err(row.error(2, "a window needs a name".into()));
+    }
+    Ok(Window {
+        t_ms: ms(0)?,
+        scope: row.word(1, &SCOPES)?,
+        name,
+        reader_bytes: row.optional_u64(3)?,
+        reader_reads: row.optional_u64(4)?,
+        inflight_bytes: row.optional_u64(5)?,
+        device_bytes: row.optional_u64(6)?,
+        device_reads: row.optional_u64(7)?,
+        device_io_ms: if row.is_empty(8) { None } else { Some(ms(8)?) },
+        partial,
+    })
 }

@@ -3,8 +3,7 @@
 
 use super::header::columns;
 use super::log::{Column, TraceError, TraceHeader};
-use super::rows::{Row, Rows};
-use super::stream::{PHASES, RowWriter, Stream};
+use super::stream::{self, RowWriter, Stream};
 use crate::ids::{ExpertId, LayerId};
 use crate::source::Phase;
 use serde::{Deserialize, Serialize};
@@ -87,34 +86,10 @@ pub fn write(folder: &Path, buffer: &RouteBuffer) -> Result<Vec<Column>, TraceEr
     Ok(columns(&ROUTE_COLUMNS))
 }
 
-/// The rows of `routes.csv` in `folder`; `None` when `header` says that there is none. Passes must ascend.
+/// The rows of `routes.csv` (or of its Parquet form) in `folder`; `None` when `header` says that there is none. Passes must
+/// ascend.
 pub fn routes(folder: &Path, header: &TraceHeader, lenient: bool) -> Result<Option<Stream<RouteRow>>, TraceError> {
-    if header.routes.is_empty() {
-        return Ok(None);
-    }
-    let rows = Rows::open(&folder.join(ROUTES_FILE), &ROUTE_COLUMNS.map(|c| c.0))?;
-    let mut last = 0;
-    let parse = Box::new(move |row: &Row<'_>| {
-        let route = parse(row)?;
-        if route.step < last {
-            return Err(row.error(0, format!("pass {} comes after pass {last}", route.step)));
-        }
-        last = route.step;
-        Ok(route)
-    });
-    Ok(Some(Stream::over(rows, parse, lenient)))
-}
-
-fn parse(row: &Row<'_>) -> Result<RouteRow, TraceError> {
-    Ok(RouteRow {
-        step: row.u64(0)?,
-        phase: row.word(1, &PHASES)?,
-        pos: row.u64(2)?,
-        layer: LayerId(row.u16(3)?),
-        expert: ExpertId(row.u16(4)?),
-        weight: row.float(5)?,
-        kept: row.whole(6, 1)? as u8,
-    })
+    if header.routes.is_empty() { Ok(None) } else { stream::routes(folder, lenient).map(Some) }
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 //! format promises of every row is checked (`fields`); knows nothing of what a trace says as a whole.
 
 use super::events::{BarrierRecord, ReadEvent};
+use super::fields::{BarrierParser, Fields, Parser, ReadParser, RouteParser, WindowParser};
 pub use super::fields::{CAUSES, OUTCOMES, PHASES, PURPOSES, RESULTS, word_of};
-use super::fields::{Fields, ascending, parse_read};
-use super::log::{BARRIER_COLUMNS, BARRIERS_FILE, READ_COLUMNS, READS_FILE, TraceError};
-use super::parquet::read::{ParquetRow, ParquetRows};
-use super::parquet::{path_of, schema};
+use super::log::TraceError;
+use super::parquet::read::ParquetRows;
+use super::parquet::{csv_of, path_of, schema};
+use super::routes::RouteRow;
 use super::rows::{Row, Rows};
+use super::windows::Window;
 
 use crate::sys::durable::sync_folder;
 use serde::Serialize;
@@ -86,18 +88,15 @@ trait Values<T> {
     fn fault(&self, reason: String) -> TraceError;
 }
 
-/// Makes a value of a row of CSV, and may remember rows before it.
-pub(super) type Parse<T> = Box<dyn FnMut(&Row<'_>) -> Result<T, TraceError>>;
-
-/// Rows, and what makes a value of each (it may remember rows before).
+/// Rows, and what makes a value of each.
 struct Parsed<S, P> {
     source: S,
-    parse: P,
+    parser: P,
 }
 
-impl<T, S: Source, P: FnMut(&S::Row<'_>) -> Result<T, TraceError>> Values<T> for Parsed<S, P> {
-    fn next(&mut self) -> Result<Option<T>, TraceError> {
-        self.source.next()?.map(|row| (self.parse)(&row)).transpose()
+impl<S: Source, P: Parser> Values<P::Value> for Parsed<S, P> {
+    fn next(&mut self) -> Result<Option<P::Value>, TraceError> {
+        self.source.next()?.map(|row| self.parser.parse(&row)).transpose()
     }
 
     fn fault(&self, reason: String) -> TraceError {
@@ -113,18 +112,6 @@ pub struct Stream<T> {
 }
 
 impl<T> Stream<T> {
-    /// Values that `parse` makes of `rows`.
-    pub(super) fn over(rows: Rows, parse: Parse<T>, lenient: bool) -> Self
-    where
-        T: 'static,
-    {
-        Self::new(Box::new(Parsed { source: rows, parse }), lenient)
-    }
-
-    fn new(values: Box<dyn Values<T>>, lenient: bool) -> Self {
-        Self { values, lenient, skipped: Skipped::default() }
-    }
-
     /// What was left out so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
@@ -156,9 +143,19 @@ pub enum Wanted {
     Report,
 }
 
+/// Whether `folder` has `table` in either form.
+pub fn has(folder: &Path, table: &schema::TableSpec) -> bool {
+    csv_of(folder, table).exists() || path_of(folder, table).exists()
+}
+
 /// Whether `folder` has reads in either form.
 pub fn has_reads(folder: &Path) -> bool {
-    folder.join(READS_FILE).exists() || path_of(folder, &schema::reads()).exists()
+    has(folder, &schema::reads())
+}
+
+/// Whether `folder` has windows in either form.
+pub fn has_windows(folder: &Path) -> bool {
+    has(folder, &schema::windows())
 }
 
 /// The reads of the trace in `folder`, from `reads.csv`, or from `reads.parquet` where there is no CSV. With `drives`
@@ -174,45 +171,55 @@ pub fn wanted_reads(
     lenient: bool,
     wanted: Wanted,
 ) -> Result<Stream<ReadEvent>, TraceError> {
-    let csv = folder.join(READS_FILE);
     let table = schema::reads();
-    if csv.exists() || !path_of(folder, &table).exists() {
-        let source = Rows::open(&csv, &READ_COLUMNS.map(|c| c.0))?;
-        return Ok(Stream::new(Box::new(Parsed { source, parse: checked_read(drives) }), lenient));
-    }
-    let columns: Vec<usize> = match wanted {
-        Wanted::All => (0..READ_COLUMNS.len()).collect(),
-        Wanted::Report => schema::READS_FOR_REPORT.to_vec(),
-    };
-    let source = ParquetRows::open(folder, &table, &columns)?;
-    Ok(Stream::new(Box::new(Parsed { source, parse: move |row: &ParquetRow<'_>| parse_read(row, drives) }), lenient))
+    let all: Vec<usize> = (0..table.columns.len()).collect();
+    let columns = if wanted == Wanted::Report { &schema::READS_FOR_REPORT[..] } else { &all };
+    either(folder, &table, columns, ReadParser { drives }, lenient)
 }
 
 /// The barriers of the trace in `folder`, from either form. They must ascend, and time must not go back from one to the
 /// next.
 pub fn barriers(folder: &Path, drives: usize, lenient: bool) -> Result<Stream<BarrierRecord>, TraceError> {
-    let csv = folder.join(BARRIERS_FILE);
-    let table = schema::barriers();
-    if csv.exists() || !path_of(folder, &table).exists() {
-        let source = Rows::open(&csv, &BARRIER_COLUMNS.map(|c| c.0))?;
-        return Ok(Stream::new(Box::new(Parsed { source, parse: checked_barrier(drives) }), lenient));
-    }
-    let columns: Vec<usize> = (0..BARRIER_COLUMNS.len()).collect();
-    let source = ParquetRows::open(folder, &table, &columns)?;
-    let mut last = None;
-    let parse = move |row: &ParquetRow<'_>| ascending(row, drives, &mut last);
-    Ok(Stream::new(Box::new(Parsed { source, parse }), lenient))
+    whole(folder, &schema::barriers(), BarrierParser::new(drives), lenient)
 }
 
-/// Makes reads of rows of CSV.
-pub(super) fn checked_read(drives: usize) -> impl FnMut(&Row<'_>) -> Result<ReadEvent, TraceError> {
-    move |row| parse_read(row, drives)
+/// The windows in `folder`, from either form, each with the end of the one before it of the same name (its own, if it is
+/// the first).
+pub fn windows(folder: &Path, lenient: bool) -> Result<Stream<(Window, f64)>, TraceError> {
+    whole(folder, &schema::windows(), WindowParser::default(), lenient)
 }
 
-/// Makes barriers of rows of CSV.
-pub(super) fn checked_barrier(drives: usize) -> impl FnMut(&Row<'_>) -> Result<BarrierRecord, TraceError> {
-    let mut last = None;
-    move |row| ascending(row, drives, &mut last)
+/// The routes in `folder`, from either form. Passes must ascend.
+pub fn routes(folder: &Path, lenient: bool) -> Result<Stream<RouteRow>, TraceError> {
+    whole(folder, &schema::routes(), RouteParser::default(), lenient)
+}
+
+fn whole<P: Parser + 'static>(
+    folder: &Path,
+    table: &schema::TableSpec,
+    parser: P,
+    lenient: bool,
+) -> Result<Stream<P::Value>, TraceError> {
+    let columns: Vec<usize> = (0..table.columns.len()).collect();
+    either(folder, table, &columns, parser, lenient)
+}
+
+/// The rows of `table` from its CSV, or from its Parquet where there is no CSV.
+fn either<P: Parser + 'static>(
+    folder: &Path,
+    table: &schema::TableSpec,
+    columns: &[usize],
+    parser: P,
+    lenient: bool,
+) -> Result<Stream<P::Value>, TraceError> {
+    let csv = csv_of(folder, table);
+    let values: Box<dyn Values<P::Value>> = if csv.exists() || !path_of(folder, table).exists() {
+        let names: Vec<&str> = table.columns.iter().map(|c| c.name).collect();
+        Box::new(Parsed { source: Rows::open(&csv, &names)?, parser })
+    } else {
+        Box::new(Parsed { source: ParquetRows::open(folder, table, columns)?, parser })
+    };
+    Ok(Stream { values, lenient, skipped: Skipped::default() })
 }
 
 /// A file that grows under a temporary name and gets its own when it is whole.

@@ -4,8 +4,8 @@ use super::super::{WIDTH, print, print_json, remark};
 use crate::report::table::{Align, Table};
 use crate::report::units::bytes;
 use crate::trace::log::{self, TRACE_FILE};
-use crate::trace::parquet::schema;
 use crate::trace::parquet::write::{Written, convert};
+use crate::trace::parquet::{csv_of, schema};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let header = log::read_header(&args.trace)?;
     let out = args.out.as_ref().unwrap_or(&args.trace);
-    let there = |table: &schema::TableSpec| args.trace.join(format!("{}.csv", table.name)).exists();
+    let there = |table: &schema::TableSpec| csv_of(&args.trace, table).exists();
     let tables: Vec<schema::TableSpec> = schema::tables().into_iter().filter(there).collect();
     if tables.is_empty() {
         let names = schema::tables().map(|t| format!("{}.csv", t.name)).join(", ");

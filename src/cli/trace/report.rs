@@ -77,7 +77,7 @@ const BARRIER_COLUMNS: [&str; 16] = [
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let header = log::read_header(&args.trace)?;
-    if !stream::has_reads(&args.trace) && args.trace.join(windows::WINDOWS_FILE).exists() {
+    if !stream::has_reads(&args.trace) && stream::has_windows(&args.trace) {
         return report_windows(&args, &header);
     }
     let summary = summary(&args, &header)?;
@@ -197,7 +197,7 @@ fn homes(args: &Args, header: &TraceHeader) -> Result<Homes> {
 
 /// What the kernel counted beside the reads, where a run sampled it.
 fn sampled_windows(args: &Args, header: &TraceHeader) -> Result<Option<Vec<WindowRow>>> {
-    if header.windows.is_none() || !args.trace.join(windows::WINDOWS_FILE).exists() {
+    if header.windows.is_none() || !stream::has_windows(&args.trace) {
         return Ok(None);
     }
     let (mut rows, skipped) = windows::summarize(&args.trace, &header.drives, args.lenient)?;

@@ -32,6 +32,11 @@ pub fn path_of(folder: &Path, table: &schema::TableSpec) -> PathBuf {
     folder.join(format!("{}.parquet", table.name))
 }
 
+/// The CSV file of `table`.
+pub fn csv_of(folder: &Path, table: &schema::TableSpec) -> PathBuf {
+    folder.join(format!("{}.csv", table.name))
+}
+
 /// Runs a call of the Parquet library; its errors, and its panics on damaged pages, become errors of the file.
 fn guarded<T>(
     path: &Path,

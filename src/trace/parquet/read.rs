@@ -48,13 +48,14 @@ struct Column {
     spec: ColumnSpec,
     wanted: bool,
     reader: Option<ColumnReader>,
-    /// Whole numbers, or places in `words`.
+    /// Whole numbers, the bits of decimal ones, or places in `words`.
     values: Vec<u64>,
     /// Of optional columns: 0 = empty.
     levels: Vec<i16>,
     words: Vec<ByteArray>,
     small: Vec<i32>,
     large: Vec<i64>,
+    decimals: Vec<f64>,
     texts: Vec<ByteArray>,
 }
 
@@ -283,28 +284,32 @@ impl Column {
             words: Vec::new(),
             small: Vec::new(),
             large: Vec::new(),
+            decimals: Vec::new(),
             texts: Vec::new(),
         }
     }
 
     /// Decodes `rows` rows; gives how many there were.
     fn fill(&mut self, rows: usize) -> ParquetResult<usize> {
-        let Self { spec, reader, values, levels, words, small, large, texts, .. } = self;
+        let Self { spec, reader, values, levels, words, small, large, decimals, texts, .. } = self;
         values.clear();
         levels.clear();
         small.clear();
         large.clear();
+        decimals.clear();
         texts.clear();
         let some = spec.optional.then_some(&mut *levels);
         let read = match reader {
             Some(ColumnReader::Int32ColumnReader(r)) => r.read_records(rows, some, None, small)?.0,
             Some(ColumnReader::Int64ColumnReader(r)) => r.read_records(rows, some, None, large)?.0,
+            Some(ColumnReader::DoubleColumnReader(r)) => r.read_records(rows, some, None, decimals)?.0,
             Some(ColumnReader::ByteArrayColumnReader(r)) => r.read_records(rows, some, None, texts)?.0,
             _ => return Err(ParquetError::General("has a type that no table has".into())),
         };
         // the bits are those of an unsigned number
         values.extend(small.iter().map(|v| u64::from(*v as u32)));
         values.extend(large.iter().map(|v| *v as u64));
+        values.extend(decimals.iter().map(|v| v.to_bits()));
         for text in texts.iter() {
             let known = words.iter().position(|w| w.data() == text.data());
             values.push(match known {
@@ -358,6 +363,18 @@ impl Source for ParquetRows {
     }
 }
 
+impl ParquetRow<'_> {
+    fn word_bytes(&self, index: usize) -> &[u8] {
+        let column = &self.rows.columns[index];
+        let word = column.values.get(self.at).and_then(|place| column.words.get(*place as usize));
+        word.map_or(&[][..], |w| w.data())
+    }
+
+    fn decimal(&self, index: usize) -> f64 {
+        f64::from_bits(self.rows.columns[index].values.get(self.at).copied().unwrap_or(0))
+    }
+}
+
 impl Fields for ParquetRow<'_> {
     #[inline]
     fn whole(&self, index: usize, max: u64) -> Result<u64, TraceError> {
@@ -377,13 +394,36 @@ impl Fields for ParquetRow<'_> {
 
     #[inline]
     fn word<T: Copy>(&self, index: usize, words: &[(&str, T)]) -> Result<T, TraceError> {
-        let column = &self.rows.columns[index];
-        let word = column.values.get(self.at).and_then(|place| column.words.get(*place as usize));
-        let text = word.map_or(&[][..], |w| w.data());
+        let text = self.word_bytes(index);
         words.iter().find(|(word, _)| word.as_bytes() == text).map(|(_, value)| *value).ok_or_else(|| {
             let known: Vec<&str> = words.iter().map(|w| w.0).collect();
             Fields::error(self, index, format!("`{}` is none of {}", shown(text), known.join(", ")))
         })
+    }
+
+    fn scaled(&self, index: usize, digits: u32) -> Result<u64, TraceError> {
+        let value = self.decimal(index);
+        let scaled = (value * 10f64.powi(digits as i32)).round();
+        // 2^64 as a decimal number: the largest that is too large
+        if scaled >= 0.0 && scaled < 18_446_744_073_709_551_616.0 {
+            return Ok(scaled as u64);
+        }
+        let reason = format!("`{value}` is not a number of at least 0 that fits 64 bits of 10^-{digits}");
+        Err(Fields::error(self, index, reason))
+    }
+
+    fn float(&self, index: usize) -> Result<f32, TraceError> {
+        let value = self.decimal(index);
+        let small = value as f32;
+        if small.is_finite() {
+            Ok(small)
+        } else {
+            Err(Fields::error(self, index, format!("`{value}` is not a finite number")))
+        }
+    }
+
+    fn text(&self, index: usize) -> String {
+        String::from_utf8_lossy(self.word_bytes(index)).into_owned()
     }
 
     fn error(&self, index: usize, reason: String) -> TraceError {

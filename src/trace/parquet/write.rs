@@ -1,11 +1,12 @@
 //! From CSV to Parquet: one row group in memory at a time, written under a temporary name. Checks every field for its
-//! type, and rows of `reads` and `barriers` for what the format promises of them.
+//! type, and every row for what the format promises of it.
 
+use super::super::fields::{BarrierParser, Parser, ReadParser, RouteParser, WindowParser};
 use super::super::log::{TRACE_VERSION, TraceError, TraceHeader};
 use super::super::rows::{Row, Rows};
-use super::super::stream::{Growing, Skipped, checked_barrier, checked_read};
+use super::super::stream::{Growing, Skipped};
 use super::schema::{ColumnSpec, Kind, TableSpec};
-use super::{fault, guarded, keys, path_of};
+use super::{csv_of, fault, guarded, keys, path_of};
 use ::parquet::basic::{Compression, Encoding};
 use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int32Type, Int64Type};
 use ::parquet::file::metadata::{KeyValue, RowGroupMetaData};
@@ -46,7 +47,7 @@ pub fn convert(
     table: &TableSpec,
     lenient: bool,
 ) -> Result<Written, TraceError> {
-    let csv_path = folder.join(format!("{}.csv", table.name));
+    let csv_path = csv_of(folder, table);
     let names: Vec<&str> = table.columns.iter().map(|c| c.name).collect();
     let mut rows = Rows::open(&csv_path, &names)?;
     let mut check = check_of(table, header.drives.len());
@@ -99,16 +100,15 @@ type Check = Box<dyn FnMut(&Row<'_>) -> Result<(), TraceError>>;
 
 fn check_of(table: &TableSpec, drives: usize) -> Check {
     match table.name {
-        "reads" => {
-            let mut parse = checked_read(drives);
-            Box::new(move |row| parse(row).map(|_| ()))
-        }
-        "barriers" => {
-            let mut parse = checked_barrier(drives);
-            Box::new(move |row| parse(row).map(|_| ()))
-        }
-        _ => Box::new(|_| Ok(())),
+        "reads" => with(ReadParser { drives }),
+        "barriers" => with(BarrierParser::new(drives)),
+        "windows" => with(WindowParser::default()),
+        _ => with(RouteParser::default()),
     }
+}
+
+fn with(mut parser: impl Parser + 'static) -> Check {
+    Box::new(move |row| parser.parse(row).map(|_| ()))
 }
 
 fn properties(table: &TableSpec) -> WriterPropertiesPtr {
