@@ -272,8 +272,8 @@ fn main() {
         every_policy(&[kimi, qwen, gemma, mbolt]);
         println!(
             "\nEight whole experts on these drives cannot be read faster than 2 / 7.1 (3 + 2 + 2 + 1 experts): 1.180 x \
-             bound_drives; six\nwhole ones (3 + 1 + 1 + 1) 1.232. `stripe` is RAID-0 with equal blocks; neither staging nor the reader carry \
-             it out yet.\n"
+             bound_drives; six\nwhole ones (3 + 1 + 1 + 1) 1.232. `stripe` is RAID-0 with equal blocks, read \
+             as such whatever the dispatch.\n"
         );
     }
     if wanted("seeds") {

@@ -41,7 +41,9 @@ fn main() {
             seen[slot].push((per_tick_us, share, figures.deadline_error_p99_ns as f64 / 1e3));
         }
     }
-    println!("| devices read in a tick | CPU of a tick | of one core | of it waking up | late at p99 |\n|---|---|---|---|---|");
+    println!(
+        "| devices read in a tick | CPU of a tick | of one core | of it waking up | late at p99 |\n|---|---|---|---|---|"
+    );
     let middle = |rows: &[(f64, f64, f64)], of: fn(&(f64, f64, f64)) -> f64| {
         stats::median(&rows.iter().map(of).collect::<Vec<_>>()).unwrap()
     };

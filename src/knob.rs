@@ -46,6 +46,8 @@ knobs! {
     Split = "split",
     /// Asking a second home for the last read of a barrier when the first takes long.
     Hedge = "hedge_after_permille",
+    /// What drives can do, known before the run.
+    Rates = "rates",
     /// Reads at once on each drive.
     QueueDepth = "queue_depth",
     /// Memory for experts in flight.

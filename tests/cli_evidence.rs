@@ -192,3 +192,78 @@ fn mistakes_are_found_before_anything_is_measured() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("resident"), "{}", text(&output.stderr));
 }
+
+/// A profile of the bench's two drives, as `ceiling` would write it.
+fn profile() -> PathBuf {
+    use argodrive::drive::profile::{
+        BarrierShape, DriveModel, Joint, Method, PROFILE_VERSION, Point, Profile, Proof, Quantile,
+    };
+    let barrier = BarrierShape { width: 8, steps: 10, p50_ns: 900, p99_ns: 1000, bytes_per_s: 1e9 };
+    let model = |name: &str, rate: f64| DriveModel {
+        name: name.into(),
+        path: bench().join(name),
+        device: String::new(),
+        serials: vec![],
+        emulated: false,
+        alignment_bytes: 512,
+        rate_bytes_per_s: rate,
+        solo_rate_bytes_per_s: rate,
+        fixed_ns: 10_000,
+        latency_ns: 90_000,
+        p99_ns: 400_000,
+        service: vec![Quantile { q: 0.0, ns: 100 }, Quantile { q: 1.0, ns: 600 }],
+        depth: 8,
+        points: vec![Point { bytes: 1 << 20, depth: 1, reads: 40, bytes_per_s: 2e9, p50_ns: 5, p99_ns: 6 }],
+        barrier,
+        sustained: None,
+    };
+    let together = Joint {
+        name: "all drives".into(),
+        members: vec!["a".into(), "b".into()],
+        bytes_per_s: 4e9,
+        member_bytes_per_s: vec![2.6e9, 1.4e9],
+        barrier,
+    };
+    let method = Method {
+        made: "2026-01-01T00:00:00Z".into(),
+        argodrive: "0.1.0".into(),
+        kernel: "Linux 6".into(),
+        virtualised: Some(true),
+        engine: "psync".into(),
+        direct: true,
+        block_bytes: 1 << 20,
+        width: 8,
+        file_age_s: Some(4),
+    };
+    let guards = vec![Proof { name: "cold start".into(), seen: "0 bytes".into(), verdict: "held".into() }];
+    let drives = vec![model("a", 3e9), model("b", 1.5e9)];
+    let profile =
+        Profile { version: PROFILE_VERSION, method, emulated: false, drives, groups: vec![], together, guards };
+    let path = bench().join("profile.json");
+    profile.save(&path).unwrap();
+    path
+}
+
+#[test]
+fn rates_from_a_profile_are_proved_by_the_choices_that_they_made() {
+    let path = profile().display().to_string();
+    let output = decode("full-mirror.json", "rates", &["--rates-from", &path]);
+    let json: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stderr)));
+    let rates = setting(&json, "rates");
+    assert_eq!((&rates["verdict"], &rates["under_test"]), (&"proved".into(), &true.into()), "{rates}");
+    assert!(rates["seen"].as_str().unwrap().starts_with("2 drives began with a given rate, "), "{rates}");
+    let record = record_below(&bench().join("rates"));
+    let kept: Value = serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
+    let given = &kept["config"]["reader"]["rates"][1];
+    let known = serde_json::json!({"drive": "b", "bytes_per_s": 1_500_000_000u64, "fixed_ns": 100_000});
+    assert_eq!(*given, known, "a record repeats itself without the profile");
+
+    let output = decode("round-robin.json", "rates-idle", &["--rates-from", &path]);
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(err.contains("rejected: rates: unverified") && err.contains("nothing to choose between"), "{err}");
+    let output = decode("full-mirror.json", "rates-none", &["--rates-from", "nowhere.json"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("nowhere.json"), "{}", text(&output.stderr));
+}

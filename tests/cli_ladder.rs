@@ -86,8 +86,13 @@ fn the_table_of_a_ladder_is_labelled_and_rungs_follow_the_order() {
     let drives = Drives::new(3, Some(easy_pace()));
     let out = drives.dir.path().join("results");
     let mut command = ladder(&drives, "full-mirror", &out);
-    let (code, text, notes) = outcome(command.args(["--order", "coral,amber", "--max-context", "64"]));
+    let (code, text, notes) = outcome(command.args(["--order", "coral,amber", "--max-context", "64", "--against"]));
     assert_eq!(code, 0, "{text}{notes}");
+    has(&text, &["this ladder (EMULATED)", "Kimi K3, 17-token public prompt, 2026-09-08", "1.75x", "only the shape"]);
+    let table = text.split_once("gain over its first rung").unwrap().1;
+    assert!(table.lines().all(|l| l.chars().count() <= 80 || l.starts_with("figure")), "{text}");
+    let svg = fs::read_to_string(only_entry(&out.join("ladder")).join("ladder-against.svg")).unwrap();
+    has(&svg, &["this ladder (", "Kimi K3", "1 to 4 drives: 1.75x", "mulated drives"]);
     has(&text, &["decode tok/s", "EMULATED drives", "not speeds of this machine", "tokens identical on every rung"]);
     has(&text, &["ladder.json", "ladder.svg", "report.html"]);
     let page = fs::read_to_string(only_entry(&out.join("ladder")).join("report.html")).unwrap();
@@ -97,6 +102,18 @@ fn the_table_of_a_ladder_is_labelled_and_rungs_follow_the_order() {
     let named: Vec<&Value> = ladder_json["rungs"].as_array().unwrap().iter().map(|r| &r["drives"]).collect();
     assert_eq!(named, [&serde_json::json!(["coral"]), &serde_json::json!(["coral", "amber"])]);
     assert!(fs::read_dir(&drives.specs[1].path).unwrap().next().is_none(), "a drive outside the order is left alone");
+}
+
+#[test]
+fn what_a_ladder_is_laid_against_is_read_before_anything_is_measured() {
+    let drives = Drives::new(1, Some(easy_pace()));
+    let out = drives.dir.path().join("results");
+    let file = drives.dir.path().join("others.csv");
+    fs::write(&file, "model,workload,drives,steady_or_headline_tok_s,source_date\nm,w,1,2.0,d\n").unwrap();
+    let (code, _, notes) = outcome(ladder(&drives, "round-robin", &out).arg("--against").arg(&file));
+    assert_eq!(code, 2);
+    has(&notes, &["--against", "others.csv", "two rungs"]);
+    assert!(!out.exists(), "nothing was begun");
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn windows_of_a_traced_decode_sum_to_the_readers_bytes_and_the_shared_device_has
         let figures = drives.dir.path().join("figures");
         assert_eq!(outcome(argodrive(["trace", "replay"]).arg(&trace).arg("--plot-dir").arg(&figures)).0, 0);
         let svg = fs::read_to_string(figures.join("timeline-10ms.svg")).unwrap();
-        has(&svg, &["amber", &format!("{device} (device)")]);
+        has(&svg, &["amber", &format!("{device} (device of amber")]);
     }
     // off: nothing is sampled, and windows of the run before do not stay beside other reads
     let run = decode(&["--no-monitor"]);

@@ -17,7 +17,7 @@ use argodrive::layout::plan::{Plan, PlanDrive};
 use argodrive::layout::planner;
 use argodrive::layout::policy::Policy;
 use argodrive::open::Model;
-use argodrive::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy};
+use argodrive::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy};
 use argodrive::stage::{StageOptions, stage};
 use argodrive::store::import::{ImportOptions, import};
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +104,11 @@ fn case(knob: Knob, folder: &Path) -> Case {
                 Setup { emulate, ..setup(|c| c.reader.dispatch = DispatchPolicy::Split) },
                 Setup { emulate, ..setup(|c| c.reader.dispatch = DispatchPolicy::ExpectedCompletion) },
             )
+        }
+        Knob::Rates => {
+            let known = |drive: &str, bytes_per_s| KnownRate { drive: drive.into(), bytes_per_s, fixed_ns: 100_000 };
+            let rates = vec![known("a", 50_000_000), known("b", 20_000_000), known("elsewhere", 1)];
+            on_off(setup(|c| c.reader.rates = rates), plain())
         }
         Knob::Hedge => {
             let emulate = [Some(slow(1)), Some(slow(1))];

@@ -154,6 +154,32 @@ fn parquet_tells_the_same_as_csv_in_every_command() {
 }
 
 #[test]
+fn windows_without_a_read_are_drawn_with_the_drives_that_a_map_names_in_either_form() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let mut log = "t_s,dev,v1,v2,v3\n".to_owned();
+    for tick in 0..40u64 {
+        log +=
+            &format!("{}.{},disk0,{},{},{}\n", tick / 5, tick % 5 * 2, tick * 1_000_000, tick * 10, tick * 7_000_000);
+        log += &format!("{}.{},disk4,{},{},{}\n", tick / 5, tick % 5 * 2, tick * 500_000, tick * 5, tick * 9_000_000);
+    }
+    fs::write(at.join("s.csv"), log).unwrap();
+    fs::write(at.join("s.map"), "internal=disk0\n").unwrap();
+    stdout(at, &["trace", "import", "--format", "sampler", "--map", "s.map", "--out", "t", "s.csv"]);
+    stdout(at, &["results", "parquet", "t", "--out", "both/t"]);
+    let said = stdout(at, &["trace", "report", "t"]);
+    assert_eq!(stdout(at, &["trace", "report", "both/t"]), said);
+    let drawn = |trace: &str, out: &str| {
+        stdout(at, &["trace", "replay", trace, "--plot-dir", out]);
+        fs::read_to_string(at.join(out).join("timeline-1s.svg")).unwrap()
+    };
+    let svg = drawn("t", "f1");
+    assert_eq!(drawn("both/t", "f2"), svg);
+    assert!(svg.contains("disk0 (device of internal)") && svg.contains("disk4 (device)"), "{svg}");
+    assert!(svg.contains("5.00 MB/s") && svg.contains("2.50 MB/s"), "1 MB in each 0.2 s, and half of it: {svg}");
+}
+
+#[test]
 fn windows_and_routes_keep_their_types() {
     use parquet::file::serialized_reader::SerializedFileReader;
     let dir = tempfile::tempdir().unwrap();

@@ -183,8 +183,7 @@ impl How {
         let manifest = DriveManifest::open(&folder).map_err(|e| {
             fail(drive, &folder, format!("{e}; nothing of this model is staged here, run `argodrive stage`"))
         })?;
-        let experts = manifest.layers.iter().flat_map(|(layer, entries)| entries.iter().map(move |e| (*layer, e)));
-        let names: BTreeSet<String> = experts.map(|(layer, entry)| manifest.locate(layer, entry).0).collect();
+        let names: BTreeSet<String> = manifest.pieces().map(|piece| manifest.locate_piece(&piece).0).collect();
         let mut out = TestFiles { files: vec![], lengths: vec![], alignment: None, named: Some(folder.clone()) };
         for name in names.into_iter().take(MAX_FILES) {
             let path = folder.join(name);

@@ -13,6 +13,28 @@ use std::path::{Path, PathBuf};
 /// Largest configuration or record that is read.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
+/// Knobs that do nothing where no drive is read.
+pub(super) const READING: [Knob; 18] = [
+    Knob::Dispatch,
+    Knob::Split,
+    Knob::Hedge,
+    Knob::Engine,
+    Knob::Sqpoll,
+    Knob::Rates,
+    Knob::QueueDepth,
+    Knob::BufferBytes,
+    Knob::Direct,
+    Knob::VerifyDigests,
+    Knob::ReadTimeout,
+    Knob::Prefetch,
+    Knob::PrefetchDepth,
+    Knob::PrefetchExperts,
+    Knob::PrefetchQueueDepth,
+    Knob::PrefetchGovernor,
+    Knob::CacheBytes,
+    Knob::CachePolicy,
+];
+
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -182,25 +204,6 @@ impl Asked {
     /// Settings that cannot go together, or that could do nothing, found before anything is opened.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.config.check()?;
-        let reading = [
-            Knob::Dispatch,
-            Knob::Split,
-            Knob::Hedge,
-            Knob::Engine,
-            Knob::Sqpoll,
-            Knob::QueueDepth,
-            Knob::BufferBytes,
-            Knob::Direct,
-            Knob::VerifyDigests,
-            Knob::ReadTimeout,
-            Knob::Prefetch,
-            Knob::PrefetchDepth,
-            Knob::PrefetchExperts,
-            Knob::PrefetchQueueDepth,
-            Knob::PrefetchGovernor,
-            Knob::CacheBytes,
-            Knob::CachePolicy,
-        ];
         if self.given.contains(&Knob::Monitor) && self.config.trace.is_none() {
             return Err(ConfigError::Contradiction(
                 "monitor decides what is written beside a trace; give --trace, or leave it out".into(),
@@ -216,7 +219,7 @@ impl Asked {
                 knob.name()
             )));
         }
-        match reading.iter().find(|k| self.config.resident && self.given.contains(k)) {
+        match READING.iter().find(|k| self.config.resident && self.given.contains(k)) {
             Some(knob) => Err(ConfigError::Contradiction(format!(
                 "resident reads no drive, so {} would do nothing; leave one of them out",
                 knob.name()
@@ -295,7 +298,7 @@ impl RunConfig {
 }
 
 /// Knobs that a table (and the tables in it) sets.
-fn collect_given(table: &toml::Table, given: &mut BTreeSet<Knob>) {
+pub(super) fn collect_given(table: &toml::Table, given: &mut BTreeSet<Knob>) {
     for (key, value) in table {
         match (value, key.as_str()) {
             (toml::Value::Table(inner), _) => collect_given(inner, given),
@@ -308,7 +311,7 @@ fn collect_given(table: &toml::Table, given: &mut BTreeSet<Knob>) {
 }
 
 /// Adds "did you mean" to serde's message about an unknown key.
-fn with_nearest(message: &str) -> String {
+pub(super) fn with_nearest(message: &str) -> String {
     let Some((_, rest)) = message.split_once("unknown field `") else { return message.trim_end().to_string() };
     let mut quoted = rest.split('`');
     let unknown = quoted.next().unwrap_or_default();

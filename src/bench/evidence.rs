@@ -83,7 +83,7 @@ pub fn judge(
                 buffer_bytes,
                 dispatch,
                 hedge_after_permille,
-                rates: _, // set by no file or flag
+                rates,
                 direct,
                 allow_buffered: _, // lets a run go on; the fallback itself contradicts `direct`
                 verify_digests,
@@ -111,6 +111,7 @@ pub fn judge(
             Knob::Hedge => reader::hedge(case, *hedge_after_permille),
             Knob::Engine => reader::engine(case, *engine),
             Knob::Sqpoll => reader::sqpoll(case, *sqpoll),
+            Knob::Rates => reader::rates(case, rates),
             Knob::QueueDepth => reader::queue_depth(case, *queue_depth),
             Knob::BufferBytes => reader::buffer_bytes(case, *buffer_bytes),
             Knob::Direct => reader::direct(case, *direct),

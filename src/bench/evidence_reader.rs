@@ -4,7 +4,8 @@ use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
 use super::guards::MAX_RESIDENT_SHARE;
 use crate::ids::DriveId;
 use crate::io::EngineKind;
-use crate::reader::{DispatchPolicy, ReaderCounters};
+use crate::layout::plan::Shape;
+use crate::reader::{DispatchPolicy, DriveCounters, KnownRate, ReaderCounters};
 
 /// A run whose emulated reads overran their deadline more often than this share is rejected (measuring.md section 7).
 pub const MAX_OVERRUN_SHARE: f64 = 0.01;
@@ -30,7 +31,7 @@ pub(super) fn layout(case: &Case<'_>) -> Judged {
     let Some(counters) = &case.seen.reader else {
         return (asked, Verdict::Contradicted, "no drive was read".into());
     };
-    let holds = |i: usize| plan.on_drive(DriveId(i as u8)).next().is_some();
+    let holds = |i: usize| plan.pieces_on(DriveId(i as u8)).next().is_some();
     let read = |i: usize| counters.drives.get(i).is_some_and(|d| d.reads > 0);
     let idle = names(counters, |i| holds(i) && !read(i));
     let astray = names(counters, |i| !holds(i) && read(i));
@@ -44,7 +45,26 @@ pub(super) fn layout(case: &Case<'_>) -> Judged {
         return (asked, Verdict::Contradicted, format!("{} served no read", idle.join(", ")));
     }
     let shares: Vec<String> = counters.drives.iter().map(|d| format!("{} {}", d.name, d.reads)).collect();
+    if let Shape::Stripe { .. } = plan.shape {
+        return striped_layout(asked, counters);
+    }
     (asked, Verdict::Proved, format!("reads: {}", shares.join(", ")))
+}
+
+/// Every drive delivered as many bytes as its columns of the experts that were delivered have.
+fn striped_layout(asked: String, counters: &ReaderCounters) -> Judged {
+    // What was given up or failed may have delivered parts of experts that never became whole.
+    let lost: u64 = counters.drives.iter().map(|d| d.errors + d.cancelled + d.timeouts).sum();
+    let wrong = |d: &DriveCounters| d.payload_bytes < d.stripe_bytes || (d.payload_bytes > d.stripe_bytes && lost == 0);
+    let rows = counters.drives.iter().map(|d| format!("{} {} of {}", d.name, d.payload_bytes, d.stripe_bytes));
+    let seen = format!(
+        "{} striped experts in {} reads; bytes read of bytes striped there: {}",
+        counters.experts_striped,
+        counters.stripe_reads,
+        rows.collect::<Vec<_>>().join(", ")
+    );
+    let sound = counters.experts_striped > 0 && !counters.drives.iter().any(wrong);
+    (asked, if sound { Verdict::Proved } else { Verdict::Contradicted }, seen)
 }
 
 /// Copies beyond the primary were read, of more than one expert.
@@ -74,6 +94,10 @@ pub(super) fn dispatch(case: &Case<'_>, asked: DispatchPolicy) -> Judged {
     let name = asked.name().to_string();
     let Some(counters) = &case.seen.reader else { return unseen(name) };
     let c = counters;
+    if c.experts_striped > 0 {
+        let seen = "every expert is striped, so each drive had to deliver its own blocks and nothing was chosen";
+        return (name, Verdict::Unverified, seen.into());
+    }
     if c.decisions_with_choice == 0 {
         let seen = "the plan gives every expert one home, so there was nothing to choose between; a plan with replicas \
                     (layouts/full-mirror.toml) would give it a choice";
@@ -114,6 +138,33 @@ pub(super) fn split(case: &Case<'_>, dispatch: DispatchPolicy) -> Judged {
         (false, _) => Verdict::Contradicted,
     };
     (on_off(asked), verdict, seen)
+}
+
+/// On: the plan's drives that a rate was given for began with it, and choices were made by it before they had taught their
+/// own. Off: none began so.
+pub(super) fn rates(case: &Case<'_>, asked: &[KnownRate]) -> Judged {
+    let Some((plan, _)) = case.streamed else { return unseen(on_off(!asked.is_empty())) };
+    let named = plan.drives.iter().filter(|d| asked.iter().any(|r| r.drive == d.name)).count();
+    let text = match asked.len() {
+        0 => "off".to_string(),
+        n => format!("{n} drives known"),
+    };
+    let Some(c) = &case.seen.reader else { return unseen(text) };
+    let (began, chosen) = (c.drives_with_given_rate as usize, c.decisions_by_given_rate);
+    let mut seen = format!("{began} drives began with a given rate, {chosen} choices by it");
+    let verdict = match (began == named, asked.is_empty(), chosen) {
+        (false, _, _) => Verdict::Contradicted,
+        (true, true, _) => Verdict::Proved,
+        (true, false, 0) => {
+            seen.push_str(match named {
+                0 => ": the plan has none of these drives",
+                _ => ": nothing to choose between, or a policy that does not look at rates",
+            });
+            Verdict::Unverified
+        }
+        (true, false, _) => Verdict::Proved,
+    };
+    (text, verdict, seen)
 }
 
 /// On: last reads were asked of a second home. Off: none was.
@@ -211,7 +262,8 @@ pub(super) fn verify_digests(case: &Case<'_>, asked: bool) -> Judged {
     let checked: u64 = counters.drives.iter().map(|d| d.digests_checked).sum();
     let reads: u64 = counters.drives.iter().map(|d| d.reads).sum();
     // An expert that came in parts is checked once, when it is whole.
-    let experts = reads.saturating_sub(counters.parts) + counters.experts_split;
+    let in_parts = counters.parts + counters.stripe_reads;
+    let experts = reads.saturating_sub(in_parts) + counters.experts_split + counters.experts_striped;
     let verdict = match asked {
         true if checked >= experts && experts > 0 => Verdict::Proved,
         true => Verdict::Contradicted,

@@ -19,10 +19,15 @@ const MAX_FOREIGN_SHARE: f64 = 0.10;
 const FOREIGN_FLOOR_BYTES: u64 = 16 << 20;
 /// Share of CPU time that a hypervisor may take away.
 const MAX_STEAL_SHARE: f64 = 0.25;
+/// Ticks of CPU time below which the share says nothing: the kernel counts in ticks, and a run of a few hundredths of a second has
+/// ten of them.
+const MIN_STEAL_TICKS: u64 = 50;
 /// Files younger than this may read faster than they will later.
 const SETTLED_S: u64 = 600;
 /// Name of the guard that compares tokens.
 pub(super) const TOKEN_IDENTITY: &str = "token identity";
+/// Name of the guard that compares what devices moved with what was read.
+pub(super) const DEVICE_BYTES: &str = "device bytes";
 /// Memory that should be free when a run starts.
 const MIN_FREE_SHARE: f64 = 0.05;
 
@@ -128,11 +133,8 @@ impl Watch {
             tokens: ("", None),
         };
         let moved = self.before.device_bytes.zip(after.device_bytes).map(|(b, a)| a.wrapping_sub(b));
-        let [covered, mut foreign] = device_bytes(&facts, moved.filter(|_| self.all_mapped), &self.devices);
-        if all_emulated && foreign.verdict == GuardVerdict::Tripped {
-            foreign.verdict = GuardVerdict::Unverified;
-            foreign.seen.push_str("; emulated drives are judged by their pace instead");
-        }
+        let [covered, foreign] = device_bytes(&facts, moved.filter(|_| self.all_mapped), &self.devices);
+        let foreign = by_pace(foreign, all_emulated);
         out.extend([covered, foreign, age_guard(reads.youngest_file_s)]);
         out
     }
@@ -148,7 +150,9 @@ impl Watch {
         ];
         if facts.streamed.is_some() {
             let moved = self.before.device_bytes.zip(after.device_bytes).map(|(b, a)| a.wrapping_sub(b));
-            out.extend(device_bytes(facts, moved.filter(|_| self.all_mapped), &self.devices));
+            let [covered, foreign] = device_bytes(facts, moved.filter(|_| self.all_mapped), &self.devices);
+            let all_emulated = facts.streamed.is_some_and(|(_, mounts)| mounts.iter().all(|m| m.emulate.is_some()));
+            out.extend([covered, by_pace(foreign, all_emulated)]);
             out.push(file_age(facts));
             out.push(drive_map(facts));
         }
@@ -227,7 +231,7 @@ fn steal(before: Option<(u64, u64)>, after: Option<(u64, u64)>) -> Guard {
         return guard(name, GuardVerdict::Unverified, "CPU times cannot be read");
     };
     let all = all_1.saturating_sub(all_0);
-    if all < 10 {
+    if all < MIN_STEAL_TICKS {
         return guard(name, GuardVerdict::Unverified, format!("{all} ticks are too few to tell"));
     }
     let share = stolen_1.saturating_sub(stolen_0) as f64 / all as f64;
@@ -251,7 +255,7 @@ fn memory(memory: Option<(u64, u64)>) -> Guard {
 
 /// Two guards from the devices' own counters: did they move what we read, and did others read beside us?
 fn device_bytes(facts: &RunFacts<'_>, moved: Option<u64>, devices: &[BlockDevice]) -> [Guard; 2] {
-    let names = ["device bytes", "foreign reads"];
+    let names = [DEVICE_BYTES, "foreign reads"];
     let Some(moved) = moved else {
         return names.map(|n| guard(n, GuardVerdict::Unverified, "the drives' block devices could not be found"));
     };
@@ -269,6 +273,15 @@ fn device_bytes(facts: &RunFacts<'_>, moved: Option<u64>, devices: &[BlockDevice
     let quiet = foreign <= limit;
     let verdict = if quiet { GuardVerdict::Held } else { GuardVerdict::Tripped };
     [first, guard(names[1], verdict, format!("others read {foreign} bytes from {list} (limit {limit})"))]
+}
+
+/// What others read of the disk behind emulated drives decides nothing: their pace is their own, and is judged.
+fn by_pace(mut foreign: Guard, all_emulated: bool) -> Guard {
+    if all_emulated && foreign.verdict == GuardVerdict::Tripped {
+        foreign.verdict = GuardVerdict::Unverified;
+        foreign.seen.push_str("; emulated drives are judged by their pace instead");
+    }
+    foreign
 }
 
 fn file_age(facts: &RunFacts<'_>) -> Guard {
@@ -367,6 +380,7 @@ mod tests {
         assert_eq!((a, b), ((100, 0), (210, 10)));
         assert_eq!(steal(Some(a), Some((b.0, 40))).verdict, GuardVerdict::Tripped);
         assert_eq!(steal(Some(a), None).verdict, GuardVerdict::Unverified);
+        assert_eq!(steal(Some((0, 0)), Some((49, 40))).verdict, GuardVerdict::Unverified, "too short to tell");
         assert_eq!(cpu_ticks(""), None);
     }
 

@@ -1,5 +1,7 @@
 //! Measuring: one run with its record, and ladders of them. Builds runs through `open`, prints nothing.
 
+pub mod against;
+pub mod campaign;
 pub mod ceiling;
 pub mod ceiling_files;
 pub mod ceiling_fit;
@@ -7,10 +9,14 @@ pub mod ceiling_load;
 pub mod ceiling_sustain;
 pub mod config;
 pub mod environment;
+pub mod estimate;
+pub mod estimate_bytes;
+pub mod estimate_prompt;
 pub mod evidence;
 mod evidence_ahead;
 mod evidence_decode;
 mod evidence_reader;
+pub mod experiment;
 pub mod guards;
 pub mod ladder;
 pub mod planning;
@@ -21,3 +27,7 @@ mod route_tap;
 pub mod run;
 pub mod sampled;
 pub mod seen;
+pub mod simulate;
+pub mod simulate_drives;
+pub mod synth_check;
+pub mod what_if;

@@ -102,10 +102,10 @@ impl ResidencySample {
         for (index, mount) in (0u8..).zip(mounts) {
             let folder = drive_folder(&mount.path, &plan.model_id);
             let manifest = DriveManifest::open(&folder).ok()?;
-            let planned: Vec<_> = plan.on_drive(DriveId(index)).collect();
+            let planned: Vec<_> = plan.pieces_on(DriveId(index)).collect();
             let step = planned.len().div_ceil(SAMPLES_PER_DRIVE).max(1);
-            for (at, (layer, expert)) in planned.into_iter().enumerate() {
-                let (name, extent) = manifest.locate(layer, manifest.find(layer, expert)?);
+            for (at, key) in planned.into_iter().enumerate() {
+                let (name, extent) = manifest.locate_piece(&manifest.find_piece(&key)?);
                 let path = folder.join(name);
                 let entry = match files.entry(path) {
                     std::collections::btree_map::Entry::Occupied(e) => e.into_mut(),

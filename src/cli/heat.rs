@@ -111,7 +111,7 @@ pub(super) fn read_heat(path: &Path) -> Result<Heat> {
     Heat::parse(&read_text(path)?).with_context(|| path.display().to_string())
 }
 
-fn read_text(path: &Path) -> Result<String> {
+pub(super) fn read_text(path: &Path) -> Result<String> {
     let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
     if bytes > MAX_FILE_BYTES {
         bail!("{}: {bytes} bytes; at most {MAX_FILE_BYTES} are read, split the file and merge", path.display());

@@ -1,10 +1,13 @@
 //! `argodrive import`: a checkpoint becomes a store.
 
-use super::{ByteBar, print, remark};
+use super::{ByteBar, plan as plan_command, print, print_json, remark, stage};
+use crate::model::arriving::Awaited;
 use crate::report::units::bytes;
+use crate::stage::placed::{Event, Follow, PlacedOptions, import_placed};
 use crate::store::import::{ImportOptions, import};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
@@ -20,10 +23,30 @@ pub struct Args {
     /// Most bytes written between two entries of the journal, i.e. lost by a kill (K, M, G and Ki, Mi, Gi are understood)
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = parse_size)]
     pub batch: u64,
+    /// Put experts straight onto the drives of this plan (`argodrive plan --checkpoint`); the plan is bound to the model at the end
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+    /// Where the plan's drives are now, if not where it says
+    #[arg(long, value_name = "FILE", requires = "plan")]
+    pub drives: Option<PathBuf>,
+    /// Wait for shards that are still being downloaded
+    #[arg(long, requires = "plan")]
+    pub follow: bool,
+    /// Longest wait in which nothing arrives
+    #[arg(long, value_name = "TIME", requires = "follow", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub follow_timeout: Duration,
+    /// Delete each shard, vision tensors in it included, when all that was taken from it is on the drives and read back
+    #[arg(long, requires = "plan")]
+    pub drop_shards: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
 }
+
+/// Pause between two looks for arriving shards.
+const POLL: Duration = Duration::from_secs(1);
+/// Pause between two remarks about what is waited for.
+const REMARK_PAUSE: Duration = Duration::from_secs(30);
 
 /// Formats of the trunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -34,6 +57,9 @@ pub enum TrunkFormat {
 
 /// Runs the import and prints what was done.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(plan) = &args.plan {
+        return run_placed(&args, plan);
+    }
     let bar = ByteBar::new("import");
     let TrunkFormat::Bf16 = args.trunk; // the one that `import` writes
     let options = ImportOptions { batch_bytes: args.batch };
@@ -76,6 +102,83 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         m.name,
         m.trunk.len(),
         bytes(m.expert_bytes)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what is waited for when that changes, and now and then.
+#[derive(Default)]
+struct Waiting {
+    said: Option<(Instant, Vec<String>)>,
+}
+
+impl Waiting {
+    fn say(&mut self, awaited: &[Awaited]) {
+        let names: Vec<String> = awaited.iter().map(|a| a.name.clone()).collect();
+        let new = self.said.as_ref().is_none_or(|(at, said)| *said != names || at.elapsed() >= REMARK_PAUSE);
+        if !new {
+            return;
+        }
+        let first = awaited.first().map_or(String::new(), |a| match (a.seen_bytes, a.expected_bytes) {
+            (None, _) => format!("{}, not there yet", a.name),
+            (Some(seen), None) => format!("{}, {} so far", a.name, bytes(seen)),
+            (Some(seen), Some(all)) => format!("{}, {} of {}", a.name, bytes(seen), bytes(all)),
+        });
+        let more = if names.len() > 1 { format!(", and {} more", names.len() - 1) } else { String::new() };
+        remark(&format!("waiting for {first}{more}"));
+        self.said = Some((Instant::now(), names));
+    }
+}
+
+/// An import onto the drives of a plan.
+fn run_placed(args: &Args, plan_file: &Path) -> anyhow::Result<ExitCode> {
+    let plan = plan_command::read_plan(plan_file)?;
+    let mounts = stage::mounts(&plan, args.drives.as_deref())?;
+    let options = PlacedOptions {
+        batch_bytes: args.batch,
+        follow: args.follow.then_some(Follow { poll: POLL, timeout: args.follow_timeout }),
+        drop_shards: args.drop_shards,
+    };
+    let bar = ByteBar::new("import");
+    let mut waiting = Waiting::default();
+    let report =
+        import_placed(&args.checkpoint, &args.store, plan_file, &plan, &mounts, &options, &mut |event| match event {
+            Event::Progress(at) => bar.show(at),
+            Event::Waiting(awaited) => waiting.say(awaited),
+            Event::Dropped(name) => remark(&format!("{name}: safe on the drives and read back; deleted")),
+        });
+    bar.finish();
+    let report = report?;
+    let m = &report.manifest;
+    if args.json {
+        return print_json(&serde_json::json!({
+            "store": args.store, "model_id": m.model_id, "name": m.name, "was_complete": report.was_complete,
+            "plan": plan_file, "plan_hash": report.plan.hash()?, "moe_layers": m.moe_layers.len(),
+            "experts": m.moe_layers.len() as u64 * u64::from(m.experts), "expert_bytes": m.expert_bytes,
+            "experts_written": report.experts_written, "experts_reused": report.experts_reused,
+            "bytes_written": report.bytes_written, "dropped": report.dropped, "trunk_tensors": m.trunk.len(),
+            "side_files": report.side_files,
+        }))
+        .map(|()| ExitCode::SUCCESS);
+    }
+    if report.was_complete {
+        print(&format!("{}: already complete, and of this plan; nothing written", args.store.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&format!(
+        "model {} ({}): {} trunk tensors in {}, {} experts of {} on {} drives, {} written",
+        m.model_id,
+        m.name,
+        m.trunk.len(),
+        args.store.display(),
+        report.experts_written + report.experts_reused,
+        bytes(m.expert_bytes),
+        report.plan.drives.len(),
+        bytes(report.bytes_written)
+    ))?;
+    let (store, plan) = (args.store.display(), plan_file.display());
+    print(&format!(
+        "the plan is bound to the model now\nnext: argodrive decode --store {store} --plan {plan} --prompt ..."
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 use super::heat::read_heat;
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, warn_shared};
 use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark, verdict};
+use crate::bench::against::{self, OtherLadder, PUBLISHED_NAME};
 use crate::bench::config::Asked;
 use crate::bench::ladder::{LadderEvent, LadderRecord, LadderSpec, check_options, climb};
 use crate::bench::record;
@@ -11,6 +12,7 @@ use crate::open::Model;
 use crate::report::Figure;
 use crate::report::html;
 use crate::report::ladder::{LadderFigure, RungPoint};
+use crate::report::scaling::{MAX_OTHERS, ScalingFigure, ScalingLine};
 use crate::report::table::{Align, Table};
 use crate::report::units;
 use crate::sys::durable::write_atomic;
@@ -21,6 +23,8 @@ use std::sync::atomic::Ordering;
 
 /// The page in a ladder's folder.
 const PAGE_FILE: &str = "report.html";
+/// The figure of `--against`, without its ending.
+const AGAINST_STEM: &str = "ladder-against";
 /// Tokens of a run unless told otherwise.
 const DEFAULT_TOKENS: usize = 64;
 
@@ -53,6 +57,9 @@ pub struct Args {
     /// Folder that gets the records
     #[arg(long, value_name = "DIR", default_value = "results")]
     out: PathBuf,
+    /// Lay other ladders beside this one, by their shape: a ladder.json, a CSV file, or nothing for the published ones
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = PUBLISHED_NAME)]
+    against: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -75,6 +82,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.reader.apply(&mut asked);
     asked.check()?;
     check_options(args.repetitions, asked.config.max_new)?;
+    let others = args.against.as_deref().map(against::load).transpose()?;
     let drives = in_order(spec::load(&args.drives)?, &args.order)?;
     warn_shared(&drives)?;
     let (policy, mut inputs) = plan_command::read_policy(&args.policy)?;
@@ -103,14 +111,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
         folder: &folder,
     };
     let ladder = climb_and_draw(&model, &spec, &|| interrupted.load(Ordering::SeqCst), &model.manifest.name)?;
+    let others = others.filter(|_| !ladder.rungs.is_empty());
+    if let Some(others) = &others {
+        scaling(&ladder, others, &model.manifest.name).write(&folder.join(AGAINST_STEM)).context("--against")?;
+    }
     if args.json {
         let mut value = serde_json::to_value(&ladder)?;
         if let Some(object) = value.as_object_mut() {
             object.insert("folder".into(), folder.display().to_string().into());
+            if let Some(others) = &others {
+                object.insert("against".into(), serde_json::to_value(others)?);
+            }
         }
         print_json(&value)?;
     } else {
         show(&ladder, &folder)?;
+        others.map_or(Ok(()), |others| show_against(&ladder, &others, &folder))?;
     }
     Ok(if ladder.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REJECTED) })
 }
@@ -177,7 +193,7 @@ pub(super) fn climb_and_draw(
 }
 
 /// The environment of the first record that is there.
-fn environment_of_any(folder: &Path) -> Vec<(String, String)> {
+pub(super) fn environment_of_any(folder: &Path) -> Vec<(String, String)> {
     let mut arms: Vec<_> = std::fs::read_dir(folder.join("arms")).into_iter().flatten().flatten().collect();
     arms.sort_by_key(std::fs::DirEntry::path);
     let found = arms.iter().find_map(|arm| html::trace::environment_of(&arm.path().join("record.json")));
@@ -253,4 +269,45 @@ pub(super) fn show(ladder: &LadderRecord, folder: &Path) -> Result<()> {
         print(&format!("figure  {svg}\n        {png}"))?;
     }
     print(&format!("report  {}", folder.join(PAGE_FILE).display()))
+}
+
+/// The shape of this ladder beside others'.
+fn scaling(ladder: &LadderRecord, others: &[OtherLadder], name: &str) -> ScalingFigure {
+    let line = |other: &OtherLadder| ScalingLine {
+        name: other.name.clone(),
+        points: other.rungs.iter().filter_map(|r| Some((r.0, other.gain(r.0)?))).collect(),
+    };
+    let own = ladder.rungs.iter().map(|r| (r.drives.len() as u32, r.gain)).collect();
+    let left_out = others.len().saturating_sub(MAX_OTHERS);
+    let more = if left_out > 0 { format!(" {left_out} more ladders are in the table only.") } else { String::new() };
+    ScalingFigure {
+        title: "The shape of this ladder beside others".into(),
+        subtitle: format!("{name}, {} layout", ladder.policy),
+        emulated: ladder.emulated,
+        own: ScalingLine { name: format!("this ladder ({name})"), points: own },
+        others: others.iter().take(MAX_OTHERS).map(line).collect(),
+        note: format!("Other machines, models and drives: only shapes can be compared. Dashed: linear.{more}"),
+    }
+}
+
+fn show_against(ladder: &LadderRecord, others: &[OtherLadder], folder: &Path) -> Result<()> {
+    let most = ladder.rungs.iter().map(|r| r.drives.len() as u32).max().unwrap_or(1);
+    let widest = others.iter().flat_map(|o| &o.rungs).map(|r| r.0).max().unwrap_or(1).max(most).min(4);
+    let heads: Vec<String> = (1..=widest).map(|n| n.to_string()).collect();
+    let mut columns = vec![("gain over its first rung, by number of drives", Align::Left)];
+    columns.extend(heads.iter().map(|h| (h.as_str(), Align::Right)));
+    let mut table = Table::new(columns);
+    let cells = |gain: &dyn Fn(u32) -> Option<f64>| {
+        (1..=widest).map(|n| gain(n).map_or("-".to_owned(), |g| format!("{g:.2}x"))).collect::<Vec<_>>()
+    };
+    let own = |n: u32| ladder.rungs.iter().find(|r| r.drives.len() as u32 == n).map(|r| r.gain);
+    let label = if ladder.emulated { "this ladder (EMULATED)" } else { "this ladder" };
+    table.row(std::iter::once(label.to_owned()).chain(cells(&own)));
+    for other in others {
+        let name = if other.emulated { format!("{} (EMULATED)", other.name) } else { other.name.clone() };
+        table.row(std::iter::once(name).chain(cells(&|n| other.gain(n))));
+    }
+    print(table.render(WIDTH).trim_end())?;
+    print("Other machines, models and drives: only the shape can be compared.")?;
+    print(&format!("figure  {}", folder.join(AGAINST_STEM).with_extension("svg").display()))
 }

@@ -1,19 +1,27 @@
 //! The command line: one file per subcommand, each a clap struct and a `run` that calls the library and prints. A new
 //! subcommand is a file, a `pub mod` line, a variant of [`Command`] and its arm in `dispatch`. Nothing is computed here.
 
+pub mod ab;
+pub mod adopt;
+mod campaign;
 pub mod ceiling;
 pub mod chat;
 pub mod decode;
 pub mod demo;
 pub mod drives;
+pub mod estimate;
 mod evidence;
+pub mod experiment;
 pub mod heat;
 pub mod import;
 pub mod ladder;
 pub mod monitor;
 pub mod plan;
+pub mod prune;
 pub mod results;
 mod run_args;
+pub mod simulate;
+mod simulate_tables;
 pub mod stage;
 pub mod synth;
 pub mod trace;
@@ -49,8 +57,12 @@ pub enum Command {
     Drives(drives::Args),
     /// Measure what drives deliver, alone and together, and write their profile
     Ceiling(ceiling::Args),
+    /// Say what a model would take and do on drives, from its config.json alone
+    Estimate(estimate::Args),
     /// Turn a checkpoint into a store (goes on where an interrupted import stopped)
     Import(import::Args),
+    /// Use an existing folder with one file per expert, in place
+    Adopt(adopt::Args),
     /// Write a random but valid checkpoint of any size
     Synth(synth::Args),
     /// Count which experts are asked for, and which together
@@ -59,6 +71,8 @@ pub enum Command {
     Plan(plan::Args),
     /// Copy to each drive what a plan places there and it does not hold yet
     Stage(stage::Args),
+    /// Free on the drives of some plans whatever none of the plans needs
+    Prune(prune::Args),
     /// Read back every expert of a plan or a store and compare digests
     Verify(verify::Args),
     /// Generate text with experts streaming from the drives of a plan
@@ -67,11 +81,17 @@ pub enum Command {
     Chat(chat::Args),
     /// Measure real decode on 1, 2, ... N drives
     Ladder(ladder::Args),
+    /// Compare two configurations: the control against itself first, then both in balanced order
+    Ab(ab::Args),
+    /// Run, resume and repeat experiments that are written down in a file
+    Experiment(experiment::Args),
     /// Watch devices or a process: rate, peak, reads under way
     Monitor(monitor::Args),
     /// Say who landed last and why, from a trace; read and write traces of other programs
     Trace(trace::Args),
-    /// Turn what runs have recorded into other forms: Parquet
+    /// Predict what a trace would have been on another layout, or with one more drive
+    Simulate(simulate::Args),
+    /// Turn what runs have recorded into other forms: figures again, Parquet
     Results(results::Args),
 }
 
@@ -80,17 +100,23 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => demo::run(args),
         Command::Drives(args) => drives::run(args),
         Command::Ceiling(args) => ceiling::run(args),
+        Command::Estimate(args) => estimate::run(args),
         Command::Import(args) => import::run(args),
+        Command::Adopt(args) => adopt::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Heat(args) => heat::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Stage(args) => stage::run(args),
+        Command::Prune(args) => prune::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Ladder(args) => ladder::run(args),
+        Command::Ab(args) => ab::run(args),
+        Command::Experiment(args) => experiment::run(args),
         Command::Monitor(args) => monitor::run(args),
         Command::Trace(args) => trace::run(args),
+        Command::Simulate(args) => simulate::run(args),
         Command::Results(args) => results::run(args),
     }
 }

@@ -6,15 +6,17 @@ use super::{WIDTH, print, print_json, remark};
 use crate::bench::planning::drive_set;
 use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
-use crate::ids::DriveId;
+use crate::ids::{DriveId, LayerId};
 use crate::layout::drives::DriveSet;
 use crate::layout::heat::Heat;
-use crate::layout::plan::{Plan, PlanDrive, Shape};
+use crate::layout::plan::{Plan, PlanDrive};
 use crate::layout::planner::{self, Catalog, PlanRequest, Planned};
 use crate::layout::policy::PolicyFile;
 use crate::layout::predict::Cost;
+use crate::model::checkpoint::{CONFIG_FILE, parse_config, read_bounded};
 use crate::report::table::{Align, Table};
 use crate::report::units;
+use crate::store::identity;
 use crate::store::manifest::StoreManifest;
 use crate::sys::durable::write_atomic;
 use anyhow::{Context, Result, bail};
@@ -22,6 +24,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Largest config.json that is read.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Layers that are listed as slowest.
 const SLOWEST: usize = 5;
 
@@ -29,8 +33,11 @@ const SLOWEST: usize = 5;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store whose experts are placed
+    #[arg(long, value_name = "DIR", required_unless_present = "checkpoint", conflicts_with = "checkpoint")]
+    store: Option<PathBuf>,
+    /// Instead of a store: a checkpoint that is still to be imported, of which config.json is enough
     #[arg(long, value_name = "DIR")]
-    store: PathBuf,
+    checkpoint: Option<PathBuf>,
     /// The drives, as `[[drive]]` tables
     #[arg(long, value_name = "FILE")]
     drives: PathBuf,
@@ -70,6 +77,21 @@ pub(super) fn catalog(folder: &Path) -> Result<Catalog> {
         layers: manifest.moe_layers,
         experts: manifest.experts,
         expert_bytes: manifest.expert_bytes,
+    })
+}
+
+/// What there will be to place when the checkpoint in `folder` is imported.
+fn catalog_of_checkpoint(folder: &Path) -> Result<Catalog> {
+    let path = if folder.is_dir() { folder.join(CONFIG_FILE) } else { folder.to_path_buf() };
+    let bytes = read_bounded(&path, MAX_CONFIG_BYTES)?;
+    let config = parse_config(&path, &bytes)?;
+    let (experts, expert_bytes) = config.moe.as_ref().map_or((0, 0), |m| (m.experts as u32, m.expert_bytes()));
+    Ok(Catalog {
+        model_id: identity::geometry_id(&bytes, &config),
+        store: PathBuf::new(),
+        layers: config.moe_layers().map(|l| LayerId(l as u16)).collect(),
+        experts,
+        expert_bytes,
     })
 }
 
@@ -134,9 +156,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let profile = read_profile(args.profile.as_deref(), &mut inputs)?;
     inputs.extend(device_inputs(&specs));
     let set = drive_set(&specs, profile.as_ref(), &policy)?;
-    let catalog = catalog(&args.store)?;
+    let catalog = match (&args.store, &args.checkpoint) {
+        (Some(store), _) => catalog(store)?,
+        (None, Some(checkpoint)) => catalog_of_checkpoint(checkpoint)?,
+        (None, None) => bail!("nothing to place: give --store or --checkpoint"),
+    };
     let drives = plan_drives(&specs);
-    let judged = args.judge.as_ref().map(|p| read_heat(p).context("--judge")).transpose()?;
+    let mut judged = args.judge.as_ref().map(|p| read_heat(p).context("--judge")).transpose()?;
+    if args.checkpoint.is_some() {
+        // Of a model that is still to come only the geometry can be compared.
+        heat.iter_mut().chain(&mut judged).for_each(|h| h.model_id = None);
+    }
     if let (Some(heat), Some(judged)) = (&heat, &judged) {
         check_apart(heat, judged)?;
     }
@@ -242,11 +272,13 @@ fn show(args: &Args, planned: &Planned, held_out: Option<&Cost>, set: &DriveSet,
     if !planned.unknown.is_empty() {
         remark(&format!("the heat says nothing of {} layers; they count as evenly used", planned.unknown.len()));
     }
-    if plan.shape != Shape::Whole {
-        remark("this version plans stripes but neither stages nor reads them; use another policy for a run");
-        return Ok(());
+    match &args.checkpoint {
+        None => print(&format!("next: argodrive stage {}", args.out.display())),
+        Some(from) => {
+            let (from, out) = (from.display(), args.out.display());
+            print(&format!("next: argodrive import {from} --store <dir> --plan {out}"))
+        }
     }
-    print(&format!("next: argodrive stage {}", args.out.display()))
 }
 
 struct Row {
@@ -258,12 +290,11 @@ struct Row {
 
 /// Bytes and experts by drive. A striped expert counts on every drive, its bytes once.
 fn summary(plan: &Plan) -> Vec<Row> {
-    let parts = if plan.shape == Shape::Whole { 1 } else { plan.drives.len() as u64 };
     let row = |(index, drive): (usize, &PlanDrive)| {
         let id = DriveId(index as u8);
         let experts = plan.on_drive(id).count();
         let primaries = plan.layers.values().flat_map(|l| &l.0).filter(|homes| homes.first() == Some(&id)).count();
-        Row { name: drive.name.clone(), experts, primaries, bytes: experts as u64 * plan.expert_bytes / parts }
+        Row { name: drive.name.clone(), experts, primaries, bytes: plan.bytes_on(id) }
     };
     plan.drives.iter().enumerate().map(row).collect()
 }
@@ -272,8 +303,7 @@ fn summary(plan: &Plan) -> Vec<Row> {
 fn copies(plan: &Plan) -> Vec<usize> {
     let mut counts = vec![0; plan.drives.len()];
     for homes in plan.layers.values().flat_map(|l| &l.0) {
-        let copies = if plan.shape == Shape::Whole { homes.len() } else { 1 };
-        counts[copies - 1] += 1;
+        counts[plan.copies(homes) - 1] += 1;
     }
     counts
 }

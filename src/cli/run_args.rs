@@ -3,15 +3,17 @@
 
 use crate::bench::config::{Asked, ConfigError};
 use crate::bench::guards::device_key;
+use crate::bench::planning;
 use crate::decode::KernelIsa;
 use crate::drive::device::identity_of;
+use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
 use crate::drive::units::parse_bytes;
 use crate::io::EngineKind;
 use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
-use crate::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy, ReaderOptions, mounts_of};
+use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, ReaderOptions};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -49,6 +51,10 @@ pub struct ReaderArgs {
     /// Which copy of an expert is read [default: split]
     #[arg(long, value_enum)]
     dispatch: Option<Dispatch>,
+    /// What `ceiling` measured of the drives, for the first choices of `split` and `expected-completion` (later ones go by
+    /// this run's own reads) [default: off]
+    #[arg(long, value_name = "PROFILE", value_parser = KnownRates::load)]
+    rates_from: Option<KnownRates>,
     /// Ask another home for a barrier's last read after this percentile of its drive's latencies, e.g. 99 [default: off]
     #[arg(long, value_name = "PERCENTILE", value_parser = HedgeAfter::parse)]
     hedge_after: Option<HedgeAfter>,
@@ -132,6 +138,18 @@ pub enum Dispatch {
     Split,
 }
 
+impl From<Dispatch> for DispatchPolicy {
+    fn from(dispatch: Dispatch) -> Self {
+        match dispatch {
+            Dispatch::FirstHit => Self::FirstHit,
+            Dispatch::RoundRobin => Self::RoundRobin,
+            Dispatch::LeastInflight => Self::LeastInflight,
+            Dispatch::ExpectedCompletion => Self::ExpectedCompletion,
+            Dispatch::Split => Self::Split,
+        }
+    }
+}
+
 /// Guessers by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Prefetch {
@@ -147,6 +165,18 @@ pub enum Prefetch {
     Draft,
 }
 
+impl From<Prefetch> for PrefetchPolicy {
+    fn from(prefetch: Prefetch) -> Self {
+        match prefetch {
+            Prefetch::None => Self::None,
+            Prefetch::SameAsLast => Self::SameAsLast,
+            Prefetch::NextRouter => Self::NextRouter,
+            Prefetch::Markov => Self::Markov,
+            Prefetch::Draft => Self::Draft,
+        }
+    }
+}
+
 /// Cache policies by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Cache {
@@ -156,6 +186,16 @@ pub enum Cache {
     LfuDecay,
     /// The hottest of --cache-heat
     Pinned,
+}
+
+impl From<Cache> for CachePolicy {
+    fn from(cache: Cache) -> Self {
+        match cache {
+            Cache::Lru => Self::Lru,
+            Cache::LfuDecay => Self::LfuDecay,
+            Cache::Pinned => Self::Pinned,
+        }
+    }
 }
 
 /// A switch whose default is on.
@@ -171,13 +211,7 @@ impl ReaderArgs {
     /// Reading ahead and keeping.
     fn apply_ahead(&self, asked: &mut Asked) {
         let (r, given) = (&mut asked.config.reader, &mut asked.given);
-        let prefetch = self.prefetch.map(|p| match p {
-            Prefetch::None => PrefetchPolicy::None,
-            Prefetch::SameAsLast => PrefetchPolicy::SameAsLast,
-            Prefetch::NextRouter => PrefetchPolicy::NextRouter,
-            Prefetch::Markov => PrefetchPolicy::Markov,
-            Prefetch::Draft => PrefetchPolicy::Draft,
-        });
+        let prefetch = self.prefetch.map(PrefetchPolicy::from);
         set(given, Knob::Prefetch, &mut r.prefetch, prefetch);
         set(given, Knob::PrefetchDepth, &mut r.prefetch_depth, self.prefetch_depth);
         set(given, Knob::PrefetchExperts, &mut r.prefetch_experts, self.prefetch_experts);
@@ -185,11 +219,7 @@ impl ReaderArgs {
         let governor = self.prefetch_governor.map(|g| g == OnOff::On);
         set(given, Knob::PrefetchGovernor, &mut r.prefetch_governor, governor);
         set(given, Knob::CacheBytes, &mut r.cache_bytes, self.cache_bytes);
-        let policy = self.cache_policy.map(|p| match p {
-            Cache::Lru => CachePolicy::Lru,
-            Cache::LfuDecay => CachePolicy::LfuDecay,
-            Cache::Pinned => CachePolicy::Pinned,
-        });
+        let policy = self.cache_policy.map(CachePolicy::from);
         set(given, Knob::CachePolicy, &mut r.cache_policy, policy);
         // Files that a policy needs; what comes of them is judged with the policy.
         r.prefetch_table = self.prefetch_table.clone().or(r.prefetch_table.take());
@@ -203,23 +233,29 @@ impl ReaderArgs {
         turn(given, Knob::Sqpoll, &mut r.sqpoll, self.sqpoll, true);
         set(given, Knob::QueueDepth, &mut r.queue_depth, self.queue_depth);
         set(given, Knob::BufferBytes, &mut r.buffer_bytes, self.buffer_bytes);
-        let dispatch = self.dispatch.map(|d| match d {
-            Dispatch::FirstHit => DispatchPolicy::FirstHit,
-            Dispatch::RoundRobin => DispatchPolicy::RoundRobin,
-            Dispatch::LeastInflight => DispatchPolicy::LeastInflight,
-            Dispatch::ExpectedCompletion => DispatchPolicy::ExpectedCompletion,
-            Dispatch::Split => DispatchPolicy::Split,
-        });
+        let dispatch = self.dispatch.map(DispatchPolicy::from);
         set(given, Knob::Dispatch, &mut r.dispatch, dispatch);
         if self.dispatch == Some(Dispatch::Split) {
             given.insert(Knob::Split);
         }
+        set(given, Knob::Rates, &mut r.rates, self.rates_from.clone().map(|k| k.0));
         set(given, Knob::Hedge, &mut r.hedge_after_permille, self.hedge_after.map(|h| h.0));
         turn(given, Knob::Direct, &mut r.direct, self.buffered, false);
         turn(given, Knob::VerifyDigests, &mut r.verify_digests, self.verify_reads, true);
         set(given, Knob::ReadTimeout, &mut r.read_timeout_ms, self.read_timeout);
         r.allow_buffered |= self.allow_fallback;
         self.apply_ahead(asked);
+    }
+}
+
+/// `--rates-from`: the drives of a profile.
+#[derive(Clone, Debug)]
+pub struct KnownRates(Vec<KnownRate>);
+
+impl KnownRates {
+    fn load(path: &str) -> Result<Self, String> {
+        let profile = Profile::load(path.as_ref()).map_err(|e| e.to_string())?;
+        Ok(Self(KnownRate::of_profile(&profile)))
     }
 }
 
@@ -345,27 +381,11 @@ pub fn device_inputs(drives: &[DriveSpec]) -> impl Iterator<Item = (String, Stri
 
 /// Plan and mounts of a configuration: those of its files, or the store as the one drive. `None` when nothing streams.
 pub fn plan_and_mounts(model: &Model, asked: &Asked) -> Result<Option<(Plan, Vec<DriveSpec>)>> {
-    let config = &asked.config;
-    if !model.has_experts() {
-        let idle = [
-            ("--plan", config.plan.is_some()),
-            ("--drives", config.drives.is_some()),
-            ("--trace", config.trace.is_some()),
-        ];
-        if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
-            bail!("{flag}: this model is dense, it reads no experts; leave the flag out");
-        }
-        return Ok(None);
+    let streamed = planning::plan_and_mounts(model, &asked.config)?;
+    if let (Some((_, mounts)), true) = (&streamed, asked.config.plan.is_some()) {
+        warn_shared(mounts)?;
     }
-    if config.resident {
-        return Ok(None);
-    }
-    let Some(path) = &config.plan else { return Ok(Some(model.store_plan()?)) };
-    let plan = super::plan::read_plan(path)?;
-    let specs = config.drives.as_ref().map(|p| spec::load(p)).transpose()?;
-    let mounts = mounts_of(&plan, specs.as_deref())?;
-    warn_shared(&mounts)?;
-    Ok(Some((plan, mounts)))
+    Ok(streamed)
 }
 
 /// Whether the prompt fits the session. A text that reaches its end while it is generated stops there.

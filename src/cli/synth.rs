@@ -1,8 +1,15 @@
 //! `argodrive synth`: a random checkpoint in the released layout.
 
-use super::{ByteBar, print};
+use super::heat::{read_heat, read_text};
+use super::{ByteBar, WIDTH, print};
+use crate::bench::synth_check::{LayerCheck, RoutingCheck, check, routing_of};
+use crate::layout::heat::{DEFAULT_DOMAIN, Heat, Part};
+use crate::layout::routes::{RouteOptions, import};
+use crate::report::table::{Align, Table};
 use crate::report::units::bytes;
-use crate::store::synth::{Shards, SynthOptions, synth};
+use crate::store::synth::{Shards, SynthOptions, synth_routed};
+use crate::store::synth_routing::Routing;
+use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -51,6 +58,18 @@ pub struct Args {
     /// Seed of every value
     #[arg(long)]
     pub seed: Option<u64>,
+    /// Make routers whose choices fall with the rank as 1 / rank^S
+    #[arg(long, value_name = "S", value_parser = parse_skew, conflicts_with_all = ["heat", "routes"])]
+    pub skew: Option<f64>,
+    /// Make routers that choose as often, and as much together, as this heat says (`argodrive heat`)
+    #[arg(long, value_name = "FILE", conflicts_with = "routes")]
+    pub heat: Option<PathBuf>,
+    /// The same from a route file, in any format that `argodrive heat` reads
+    #[arg(long, value_name = "FILE")]
+    pub routes: Option<PathBuf>,
+    /// Decode this many random tokens afterwards, every expert in memory, and print asked against seen
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub check: Option<u32>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -88,14 +107,23 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         *option = value.unwrap_or(*option);
     }
     options.shards = args.shards.unwrap_or(options.shards);
+    let routing = routing(&args, &options)?;
+    if args.check.is_some() && routing.is_none() {
+        bail!("--check compares with what was asked for; give --skew, --heat or --routes");
+    }
     let bar = ByteBar::new("synth");
-    let report = synth(&args.as_checkpoint, &options, &mut |at| bar.show(at));
+    let report = synth_routed(&args.as_checkpoint, &options, routing.as_ref(), &mut |at| bar.show(at));
     bar.finish();
     let report = report?;
+    let checked = match (args.check, &routing) {
+        (Some(tokens), Some(asked)) => Some(check(&args.as_checkpoint, asked, tokens as usize).context("--check")?),
+        _ => None,
+    };
     if args.json {
         let object = serde_json::json!({
             "checkpoint": args.as_checkpoint, "seed": options.seed, "shards": report.shards, "tensors": report.tensors,
             "tensor_bytes": report.tensor_bytes, "experts": report.experts, "expert_bytes": report.expert_bytes,
+            "check": checked,
         });
         print(&object.to_string())?;
     } else {
@@ -109,8 +137,70 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             bytes(report.expert_bytes),
             options.seed
         ))?;
+        if let Some(checked) = &checked {
+            show(checked)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the routers are asked to do.
+fn routing(args: &Args, options: &SynthOptions) -> Result<Option<Routing>> {
+    let config = options.config()?;
+    let seed = options.seed;
+    let of = |heat: &Heat| routing_of(heat, &config).map_err(anyhow::Error::msg);
+    Ok(match (args.skew, &args.heat, &args.routes) {
+        (Some(skew), ..) => Some(Routing::zipf(&config, skew, seed)),
+        (None, Some(path), _) => Some(of(&read_heat(path).context("--heat")?).context("--heat")?),
+        (None, None, Some(path)) => {
+            let moe = config.moe.as_ref();
+            let known = RouteOptions {
+                format: None,
+                experts: moe.map(|m| m.experts as u32),
+                top_k: moe.map(|m| m.top_k as u32),
+                layer_base: 0,
+                part: Part::Whole,
+                rejected: false,
+                label: DEFAULT_DOMAIN.into(),
+                model_id: None,
+            };
+            let text = read_text(path).context("--routes")?;
+            let name = path.display().to_string();
+            let heat = import(&text, &name, &known).with_context(|| format!("--routes {name}"))?;
+            Some(of(&heat).with_context(|| format!("--routes {name}"))?)
+        }
+        (None, None, None) => None,
+    })
+}
+
+/// Asked and seen, layer by layer.
+fn show(checked: &RoutingCheck) -> Result<()> {
+    let mut table = Table::new(["layer", "apart", "by chance", "ranks", "together"].map(|t| (t, Align::Right)));
+    let together = |t: Option<f64>| t.map_or("-".into(), |t| format!("{t:.3}"));
+    for l in &checked.layers {
+        let (apart, chance) = (format!("{:.4}", l.total_variation), format!("{:.4}", l.by_chance));
+        table.row([l.layer.to_string(), apart, chance, format!("{:.3}", l.rank_correlation), together(l.together)]);
+    }
+    let mean = |of: &dyn Fn(&LayerCheck) -> f64| checked.mean(of);
+    table.row([
+        "mean".into(),
+        format!("{:.4}", mean(&|l| l.total_variation)),
+        format!("{:.4}", mean(&|l| l.by_chance)),
+        format!("{:.3}", mean(&|l| l.rank_correlation)),
+        together(checked.together()),
+    ]);
+    print(table.render(WIDTH).trim_end())?;
+    print(&format!(
+        "{} random tokens decoded; apart: total variation between shares asked and seen\n(by chance: what exact chances \
+         would give); ranks, together: correlations of\nranks, and of pairs beyond chance. Routes follow from each token \
+         alone: a text\nwhose tokens are not random has another heat",
+        checked.tokens
+    ))
+}
+
+fn parse_skew(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|s| (0.0..=8.0).contains(s));
+    value.ok_or_else(|| format!("`{text}` is no exponent from 0 (even) to 8"))
 }
 
 fn parse_shards(text: &str) -> Result<Shards, String> {

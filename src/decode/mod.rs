@@ -8,6 +8,7 @@ pub mod generate;
 pub mod guess;
 mod kda;
 pub mod kernels;
+pub mod memory;
 mod mla;
 mod moe;
 pub mod observe;

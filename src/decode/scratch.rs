@@ -20,16 +20,30 @@ pub(super) struct KdaState {
     pub(super) conv: [Vec<f32>; 3],
 }
 
+/// Numbers in a KDA layer's recurrent state.
+pub(super) fn kda_values(cfg: &ModelConfig) -> usize {
+    cfg.kda.heads * cfg.kda.head_dim * cfg.kda.head_dim
+}
+
+/// Numbers in the history of one of a KDA layer's three convolutions.
+pub(super) fn history_values(cfg: &ModelConfig) -> usize {
+    (cfg.kda.conv_kernel - 1) * cfg.kda.heads * cfg.kda.head_dim
+}
+
+/// Numbers that an MLA layer keeps of one token.
+pub(super) fn mla_values(cfg: &ModelConfig) -> usize {
+    cfg.mla.kv_lora_rank + cfg.mla.qk_rope_head_dim
+}
+
 impl State {
     /// Empty states of all layers. The MLA caches are zeroed pages that take memory only when they are written.
     pub(super) fn empty(cfg: &ModelConfig, max_context: usize) -> Vec<State> {
-        let (heads, d) = (cfg.kda.heads, cfg.kda.head_dim);
-        let history = || vec![0.0; (cfg.kda.conv_kernel - 1) * heads * d];
+        let history = || vec![0.0; history_values(cfg)];
         let state = |kind: AttnKind| match kind {
             AttnKind::Kda => {
-                State::Kda(KdaState { s: vec![0.0; heads * d * d], conv: [history(), history(), history()] })
+                State::Kda(KdaState { s: vec![0.0; kda_values(cfg)], conv: [history(), history(), history()] })
             }
-            AttnKind::Mla => State::Mla(vec![0.0; max_context * (cfg.mla.kv_lora_rank + cfg.mla.qk_rope_head_dim)]),
+            AttnKind::Mla => State::Mla(vec![0.0; max_context * mla_values(cfg)]),
         };
         cfg.layers.iter().map(|l| state(l.attn)).collect()
     }
@@ -124,6 +138,36 @@ pub(super) struct Scratch {
     pub(super) moe: MoeScratch,
 }
 
+/// What is done about the size of a buffer.
+enum Room<'a> {
+    /// It grows to it.
+    Make,
+    /// Its bytes are added up, and nothing is allocated.
+    Count(&'a mut u64),
+}
+
+impl Room<'_> {
+    fn set<T: Clone + Default>(&mut self, v: &mut Vec<T>, n: usize) {
+        self.fill(v, n, T::default());
+    }
+
+    fn fill<T: Clone>(&mut self, v: &mut Vec<T>, n: usize, with: T) {
+        match self {
+            Room::Make => v.resize(n, with),
+            Room::Count(bytes) => **bytes = bytes.saturating_add((n as u64).saturating_mul(size_of::<T>() as u64)),
+        }
+    }
+
+    /// For a buffer whose memory is to be taken only as it is written: fresh zeroed pages.
+    fn fresh(&mut self, v: &mut Vec<f32>, n: usize) {
+        match self {
+            Room::Make if v.is_empty() => *v = vec![0.0; n],
+            Room::Make => {}
+            Room::Count(_) => self.set(v, n),
+        }
+    }
+}
+
 impl Scratch {
     /// Makes room for passes of up to `rows` rows.
     pub(super) fn reserve(&mut self, cfg: &ModelConfig, rows: usize, max_context: usize) {
@@ -131,64 +175,71 @@ impl Scratch {
             return;
         }
         self.rows = rows;
-        let set = |v: &mut Vec<f32>, n: usize| v.resize(n, 0.0);
+        self.size(cfg, rows, max_context, &mut Room::Make);
+    }
+
+    /// Bytes that [`Scratch::reserve`] takes for passes of `rows` rows.
+    pub(super) fn bytes(cfg: &ModelConfig, rows: usize, max_context: usize) -> u64 {
+        let mut bytes = 0;
+        Scratch::default().size(cfg, rows, max_context, &mut Room::Count(&mut bytes));
+        bytes
+    }
+
+    fn size(&mut self, cfg: &ModelConfig, rows: usize, max_context: usize, room: &mut Room<'_>) {
         let h = cfg.hidden_size;
         for v in [&mut self.stream, &mut self.mix, &mut self.normed, &mut self.out] {
-            set(v, rows * h);
+            room.set(v, rows * h);
         }
         self.bank.resize_with(cfg.layers.len().div_ceil(cfg.attn_res_block_size), Vec::new);
-        self.bank.iter_mut().for_each(|b| set(b, rows * h));
+        self.bank.iter_mut().for_each(|b| room.set(b, rows * h));
         let blocks = self.bank.len();
-        set(&mut self.mix_weights, blocks + 1);
+        room.set(&mut self.mix_weights, blocks + 1);
         let (nh, d) = (cfg.kda.heads, cfg.kda.head_dim);
         let p = nh * d;
         for i in 0..3 {
-            set(&mut self.kda.u[i], (rows + cfg.kda.conv_kernel - 1) * p);
-            set(&mut self.kda.qkv[i], rows * p);
+            room.set(&mut self.kda.u[i], (rows + cfg.kda.conv_kernel - 1) * p);
+            room.set(&mut self.kda.qkv[i], rows * p);
         }
-        set(&mut self.kda.inner, rows * d);
-        set(&mut self.kda.beta, rows * nh);
+        room.set(&mut self.kda.inner, rows * d);
+        room.set(&mut self.kda.beta, rows * nh);
         for v in [&mut self.kda.decay, &mut self.kda.gate, &mut self.kda.o] {
-            set(v, rows * p);
+            room.set(v, rows * p);
         }
         let m = &cfg.mla;
         let cached = m.kv_lora_rank + m.qk_rope_head_dim;
-        set(&mut self.mla.qa, rows * m.q_lora_rank);
-        set(&mut self.mla.q, rows * m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim));
-        set(&mut self.mla.query, m.heads * cached);
-        if self.mla.scores.is_empty() {
-            // Fresh zeroed pages: memory is taken as the text grows.
-            self.mla.scores = vec![0.0; m.heads * max_context];
-        }
-        set(&mut self.mla.latent, rows * m.heads * m.kv_lora_rank);
-        set(&mut self.mla.gate, rows * m.heads * m.v_head_dim);
-        set(&mut self.mla.o, rows * m.heads * m.v_head_dim);
+        room.set(&mut self.mla.qa, rows * m.q_lora_rank);
+        room.set(&mut self.mla.q, rows * m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim));
+        room.set(&mut self.mla.query, m.heads * cached);
+        room.fresh(&mut self.mla.scores, m.heads * max_context);
+        room.set(&mut self.mla.latent, rows * m.heads * m.kv_lora_rank);
+        room.set(&mut self.mla.gate, rows * m.heads * m.v_head_dim);
+        room.set(&mut self.mla.o, rows * m.heads * m.v_head_dim);
         let shared = cfg.moe.as_ref().map_or(0, |e| e.shared_experts * e.width);
-        set(&mut self.mlp.gate, rows * cfg.intermediate_size.max(shared));
-        set(&mut self.mlp.up, rows * cfg.intermediate_size.max(shared));
+        room.set(&mut self.mlp.gate, rows * cfg.intermediate_size.max(shared));
+        room.set(&mut self.mlp.up, rows * cfg.intermediate_size.max(shared));
         let widest = [h, p, d, m.q_lora_rank, cached, m.heads * m.v_head_dim, cfg.intermediate_size, shared];
         let mut wide = widest.into_iter().max().unwrap_or(h);
         if let Some(e) = &cfg.moe {
             let (s, slots) = (&mut self.moe, rows * e.top_k);
-            set(&mut s.scores, rows * e.experts);
-            set(&mut s.choice, e.experts);
-            s.ids.resize(slots, ExpertId(0));
-            set(&mut s.weights, slots);
-            s.first.resize(e.experts + 1, 0);
-            s.next.resize(e.experts, 0);
-            s.done.resize(e.experts, false);
+            room.set(&mut s.scores, rows * e.experts);
+            room.set(&mut s.choice, e.experts);
+            room.fill(&mut s.ids, slots, ExpertId(0));
+            room.set(&mut s.weights, slots);
+            room.set(&mut s.first, e.experts + 1);
+            room.set(&mut s.next, e.experts);
+            room.set(&mut s.done, e.experts);
             s.distinct.reserve(e.experts);
-            s.slot_row.resize(slots, 0);
-            set(&mut s.slot_weight, slots);
-            set(&mut s.slot_out, slots * e.latent);
-            set(&mut s.gate, rows * e.width);
-            set(&mut s.up, rows * e.width);
+            room.set(&mut s.slot_row, slots);
+            room.set(&mut s.slot_weight, slots);
+            room.set(&mut s.slot_out, slots * e.latent);
+            room.set(&mut s.gate, rows * e.width);
+            room.set(&mut s.up, rows * e.width);
             for v in [&mut s.z, &mut s.gathered, &mut s.sum] {
-                set(v, rows * e.latent);
+                room.set(v, rows * e.latent);
             }
-            set(&mut s.raised, rows * h);
+            room.set(&mut s.raised, rows * h);
             wide = wide.max(e.width).max(e.latent);
         }
-        set(&mut self.wide, WIDE_ROWS * wide);
+        room.set(&mut self.wide, WIDE_ROWS * wide);
     }
 }

@@ -3,6 +3,8 @@
 
 use super::level::Reads;
 use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::store::piece::{PartOf, PieceKey};
+use crate::store::stripe::{MAX_UNITS, Stripe, UNIT_ALIGN};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,6 +26,9 @@ pub enum PlanError {
     /// The plan contradicts itself.
     #[error("{0}")]
     Inconsistent(String),
+    /// The stated cache holds everything that the heat asks for.
+    #[error("with the stated cache no barrier of this heat reads anything; any layout is as good as another")]
+    NothingRead,
 }
 
 /// How an expert's bytes lie over its homes.
@@ -119,6 +124,38 @@ impl Plan {
 }
 
 impl Plan {
+    /// How an expert with `columns` homes is cut; `None` where it lies whole: everywhere in a plan without stripes, and
+    /// on its one home in any.
+    pub fn stripe(&self, columns: usize) -> Option<Stripe> {
+        match (self.shape, u8::try_from(columns)) {
+            (Shape::Stripe { unit_bytes }, Ok(columns @ 2..)) => {
+                Some(Stripe { expert_bytes: self.expert_bytes, unit_bytes, columns })
+            }
+            _ => None,
+        }
+    }
+
+    /// Copies of an expert with these homes: a striped one is there once, however many drives it lies on.
+    pub fn copies(&self, homes: &[DriveId]) -> usize {
+        if self.stripe(homes.len()).is_some() { 1 } else { homes.len() }
+    }
+
+    /// What `drive` must hold, ascending: whole experts, or its column of striped ones where that has any bytes.
+    pub fn pieces_on(&self, drive: DriveId) -> impl Iterator<Item = PieceKey> + '_ {
+        self.on_drive(drive).filter_map(move |(layer, expert)| {
+            let homes = self.homes(layer, expert)?;
+            let Some(stripe) = self.stripe(homes.len()) else { return Some(PieceKey { layer, expert, part: None }) };
+            let column = homes.iter().position(|&home| home == drive)? as u8;
+            let part = PartOf { unit_bytes: stripe.unit_bytes, columns: stripe.columns, column };
+            (stripe.column_bytes(column) > 0).then_some(PieceKey { layer, expert, part: Some(part) })
+        })
+    }
+
+    /// Payload bytes that `drive` must hold.
+    pub fn bytes_on(&self, drive: DriveId) -> u64 {
+        self.pieces_on(drive).map(|key| key.bytes(self.expert_bytes)).fold(0, u64::saturating_add)
+    }
+
     /// Reads a plan and checks that it does not contradict itself.
     pub fn parse(text: &str) -> Result<Self, PlanError> {
         #[derive(Deserialize)]
@@ -157,7 +194,7 @@ impl Plan {
 
     /// Copies beyond the first of every expert, over all drives.
     pub fn replica_count(&self) -> usize {
-        self.layers.values().flat_map(|l| &l.0).map(|homes| homes.len().saturating_sub(1)).sum()
+        self.layers.values().flat_map(|l| &l.0).map(|homes| self.copies(homes).saturating_sub(1)).sum()
     }
 
     /// Every expert has at least one home, homes exist and are distinct.
@@ -177,6 +214,22 @@ impl Plan {
         }
         if self.expert_bytes == 0 {
             return bad("the plan's experts have 0 bytes".into());
+        }
+        if let Shape::Stripe { unit_bytes } = self.shape {
+            if unit_bytes == 0 || !unit_bytes.is_multiple_of(UNIT_ALIGN) || unit_bytes > u64::from(u32::MAX) {
+                return bad(format!(
+                    "a stripe's unit of {unit_bytes} bytes is no multiple of {UNIT_ALIGN} below 4 GiB"
+                ));
+            }
+            let units = self.expert_bytes.div_ceil(unit_bytes);
+            if units > MAX_UNITS {
+                let least = self.expert_bytes.div_ceil(MAX_UNITS).next_multiple_of(UNIT_ALIGN);
+                return bad(format!(
+                    "units of {unit_bytes} bytes cut an expert of {} bytes into {units} reads, at most {MAX_UNITS}; give the \
+                     policy a `unit` of at least {least}",
+                    self.expert_bytes
+                ));
+            }
         }
         for (layer, homes) in &self.layers {
             if homes.0.is_empty() || homes.0.len() > usize::from(u16::MAX) {
@@ -253,6 +306,24 @@ mod tests {
         });
         assert_eq!(judged.hash(), plan.hash());
         assert_eq!(Plan::parse(&judged.to_json().unwrap()).unwrap(), judged);
+    }
+
+    #[test]
+    fn a_striped_expert_lies_on_its_drives_once() {
+        let mut p = plan();
+        (p.shape, p.expert_bytes) = (Shape::Stripe { unit_bytes: 4096 }, 9792);
+        let keys = |p: &Plan, d| p.pieces_on(DriveId(d)).map(|k| k.to_string()).collect::<Vec<_>>();
+        assert_eq!(keys(&p, 0), ["L1-E0", "L1-E1 (column 1 of 2)"], "one home: whole");
+        assert_eq!(keys(&p, 1), ["L1-E1 (column 0 of 2)"]);
+        assert_eq!((p.bytes_on(DriveId(0)), p.bytes_on(DriveId(1)), p.replica_count()), (9792 + 4096, 5696, 0));
+        p.shape = Shape::Stripe { unit_bytes: 16384 };
+        assert_eq!(keys(&p, 0), ["L1-E0"], "a column without bytes is nowhere");
+        p.expert_bytes = 9_000_000;
+        p.shape = Shape::Stripe { unit_bytes: 4096 };
+        let text = Plan::parse(&p.to_json().unwrap()).unwrap_err().to_string();
+        assert!(text.contains("2198 reads, at most 255") && text.contains("at least 36864"), "{text}");
+        p.shape = Shape::Stripe { unit_bytes: 5000 };
+        assert!(Plan::parse(&p.to_json().unwrap()).unwrap_err().to_string().contains("5000"));
     }
 
     #[test]

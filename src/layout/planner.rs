@@ -10,6 +10,7 @@ use super::simple;
 use super::training::{CacheModel, Training};
 use crate::bound::MAX_SUBSET_DRIVES;
 use crate::ids::{DriveId, LayerId};
+use crate::store::stripe::UNIT_ALIGN;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -111,7 +112,7 @@ pub fn plan_with(request: PlanRequest<'_>) -> Result<Planned, PlanError> {
     let training = heat.map(|h| training(h, catalog, file)).transpose()?;
     let layers = homes(catalog, drives, file, set, training.as_ref(), heat)?;
     let shape = match policy {
-        Policy::Stripe { unit_bytes } => Shape::Stripe { unit_bytes: *unit_bytes },
+        Policy::Stripe { .. } => Shape::Stripe { unit_bytes: stripe_unit(policy, catalog, drives.len()) },
         _ => Shape::Whole,
     };
     let mut plan = Plan {
@@ -180,9 +181,14 @@ fn homes(
             ranks.map(|_| LayerHomes(vec![vec![home]; experts])).collect()
         }
         Policy::RoundRobin {} => ranks.map(|rank| simple::round_robin(rank, experts, count)).collect(),
-        Policy::FullMirror {} | Policy::Stripe { .. } => {
-            let turn = matches!(file.policy, Policy::FullMirror {});
-            ranks.map(|rank| simple::everywhere(if turn { rank } else { 0 }, experts, count, turn)).collect()
+        Policy::FullMirror {} => ranks.map(|rank| simple::everywhere(rank, experts, count)).collect(),
+        Policy::Stripe { .. } => {
+            // No more columns than there are blocks.
+            let units = catalog.expert_bytes.div_ceil(stripe_unit(&file.policy, catalog, count));
+            let columns = usize::try_from(units).unwrap_or(usize::MAX).min(count);
+            let mut layers: Vec<LayerHomes> = ranks.map(|rank| simple::everywhere(rank, experts, count)).collect();
+            layers.iter_mut().flat_map(|l| &mut l.0).for_each(|homes| homes.truncate(columns));
+            layers
         }
         Policy::Hash {} => {
             let rates: Vec<f64> = set.drives.iter().map(|d| d.rate_bytes_per_s).collect();
@@ -214,6 +220,14 @@ fn homes(
             primaries(&masks, training, set, catalog.expert_bytes)
         }
     })
+}
+
+/// Bytes of a stripe's block: the policy's, or one block for each drive.
+fn stripe_unit(policy: &Policy, catalog: &Catalog, drives: usize) -> u64 {
+    match policy {
+        Policy::Stripe { unit_bytes: Some(unit) } => *unit,
+        _ => catalog.expert_bytes.div_ceil(drives.max(1) as u64).next_multiple_of(UNIT_ALIGN),
+    }
 }
 
 /// Experts that each drive may hold; an error when they are too few for the bank.
@@ -293,14 +307,9 @@ fn check_nesting(drives: &[PlanDrive]) -> Result<(), PlanError> {
 
 /// Every drive's bytes stay within what it may hold.
 fn check_room(plan: &Plan, set: &DriveSet) -> Result<(), PlanError> {
-    let parts = match plan.shape {
-        Shape::Whole => 1,
-        Shape::Stripe { .. } => plan.drives.len() as u64,
-    };
     for (index, drive) in plan.drives.iter().enumerate() {
         let Some(capacity) = set.drives[index].capacity_bytes else { continue };
-        let experts = plan.on_drive(DriveId(index as u8)).count() as u64;
-        let bytes = experts.saturating_mul(plan.expert_bytes).div_ceil(parts);
+        let bytes = plan.bytes_on(DriveId(index as u8));
         if bytes > capacity {
             return Err(PlanError::Inconsistent(format!(
                 "drive `{}`: {} places {bytes} bytes there, it may hold {capacity}; lower its band or budget, free space, \

@@ -24,8 +24,8 @@ pub enum Policy {
     Lpt {},
     /// Every expert cut into blocks that lie on the drives in turn (RAID-0).
     Stripe {
-        /// Bytes of a block.
-        unit_bytes: u64,
+        /// Bytes of a block; `None` = as many as give every drive one block of each expert, and so one read.
+        unit_bytes: Option<u64>,
     },
     /// Every drive holds every expert; primaries turn like round-robin.
     FullMirror {},
@@ -118,8 +118,6 @@ pub struct PolicyFile {
 /// Names that `policy = "..."` may have.
 pub const POLICY_NAMES: [&str; 8] =
     ["single", "round-robin", "hash", "lpt", "stripe", "full-mirror", "hot-replica", "barrier"];
-/// Block of a stripe unless the policy says otherwise.
-const STRIPE_UNIT_BYTES: u64 = 256 << 10;
 
 impl From<Policy> for PolicyFile {
     fn from(policy: Policy) -> Self {
@@ -230,8 +228,8 @@ impl PolicyFile {
             Name::Hash => Policy::Hash {},
             Name::Lpt => Policy::Lpt {},
             Name::Stripe => {
-                let unit = raw.unit.map(|u| key("unit", parse_bytes(&u))).transpose()?.unwrap_or(STRIPE_UNIT_BYTES);
-                if unit == 0 || unit % 4096 != 0 {
+                let unit = raw.unit.map(|u| key("unit", parse_bytes(&u))).transpose()?;
+                if let Some(unit) = unit.filter(|u| *u == 0 || u % 4096 != 0) {
                     return Err(bad(format!("unit: {unit} bytes is no multiple of 4KiB above 0")));
                 }
                 Policy::Stripe { unit_bytes: unit }

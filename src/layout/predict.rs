@@ -3,10 +3,10 @@
 
 use super::drives::DriveSet;
 use super::level::{LevelTable, Reads};
-use super::plan::{Plan, PlanError, Prediction};
+use super::plan::{MAX_DRIVES, Plan, PlanError, Prediction};
 use super::planner::layout_of;
 use super::training::{LayerTraining, Rows, Training};
-use crate::ids::LayerId;
+use crate::ids::{ExpertId, LayerId};
 use crate::stats::SplitMix64;
 
 /// Barriers drawn for each layer.
@@ -16,7 +16,7 @@ const DRAWN: usize = 1000;
 pub(super) enum Layout {
     /// Whole, on the drives of a bit mask, by layer and expert.
     Homes(Vec<Vec<u8>>),
-    /// In equal stripes over all drives.
+    /// In stripes, as the plan says.
     Stripes,
 }
 
@@ -88,15 +88,25 @@ impl Cost {
     }
 }
 
-/// Time of `n` experts in equal stripes.
-fn striped_ns(set: &DriveSet, expert_bytes: u64, n: usize) -> f64 {
-    let share = n as f64 * expert_bytes as f64 / set.drives.len() as f64;
-    let alone = set.drives.iter().map(|d| d.fixed_ns as f64 + share / d.rate_bytes_per_s * 1e9);
+/// Time of the striped experts `row` of a layer: every drive delivers its columns of them.
+fn striped_ns(set: &DriveSet, plan: &Plan, layer: LayerId, row: &[u16]) -> f64 {
+    let mut bytes = [0u64; MAX_DRIVES];
+    for &expert in row {
+        let homes = plan.homes(layer, ExpertId(expert)).unwrap_or(&[]);
+        let stripe = plan.stripe(homes.len());
+        for (column, home) in homes.iter().enumerate() {
+            bytes[home.index()] += stripe.map_or(plan.expert_bytes, |s| s.column_bytes(column as u8));
+        }
+    }
+    let share = |d: usize| bytes[d] as f64;
+    let busy = set.drives.iter().enumerate().filter(|(d, _)| bytes[*d] > 0);
+    let alone = busy.map(|(d, model)| model.fixed_ns as f64 + share(d) / model.rate_bytes_per_s * 1e9);
     let uplinks = set.uplinks.iter().enumerate().map(|(u, rate)| {
-        let members = set.drives.iter().filter(|d| d.uplink == Some(u)).count() as f64;
-        members * share / rate * 1e9
+        let members = set.drives.iter().enumerate().filter(|(_, m)| m.uplink == Some(u));
+        members.map(|(d, _)| share(d)).sum::<f64>() / rate * 1e9
     });
-    let together = set.together_bytes_per_s.map(|r| n as f64 * expert_bytes as f64 / r * 1e9);
+    let total = (0..set.drives.len()).map(share).sum::<f64>();
+    let together = set.together_bytes_per_s.map(|r| total / r * 1e9);
     alone.chain(uplinks).chain(together).fold(0.0, f64::max)
 }
 
@@ -130,9 +140,9 @@ fn cost(
         Reads::Whole => LevelTable::new(set, Reads::Whole, plan.expert_bytes, training.widest)?,
     };
     let layout = layout_of(plan);
-    let time = |table: &LevelTable, rank: usize, row: &[u16]| match &layout {
+    let time = |table: &LevelTable, rank: usize, layer: LayerId, row: &[u16]| match &layout {
         Layout::Homes(masks) => f64::from(table.barrier_ns(row.iter().map(|&e| masks[rank][usize::from(e)]))),
-        Layout::Stripes => striped_ns(set, plan.expert_bytes, row.len()),
+        Layout::Stripes => striped_ns(set, plan, layer, row),
     };
     let one = |(rank, (layer, training)): (usize, (&LayerId, &LayerTraining))| {
         let (rows, weights) = rows(rank, training);
@@ -142,8 +152,8 @@ fn cost(
         };
         LayerCost {
             layer: *layer,
-            barrier_ns: mean(&|r| time(&as_read, rank, r)),
-            bound_layout_ns: mean(&|r| time(&split, rank, r)),
+            barrier_ns: mean(&|r| time(&as_read, rank, *layer, r)),
+            bound_layout_ns: mean(&|r| time(&split, rank, *layer, r)),
             bound_drives_ns: mean(&|r| f64::from(split.everywhere_ns(r.len()))),
             best_layout_ns: mean(&|r| f64::from(as_read.everywhere_ns(r.len()))),
             width: mean(&|r| r.len() as f64),

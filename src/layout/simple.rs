@@ -18,10 +18,9 @@ pub(super) fn round_robin(rank: usize, experts: usize, drives: usize) -> LayerHo
     LayerHomes((0..experts).map(|e| vec![DriveId(turn(rank, e, drives) as u8)]).collect())
 }
 
-/// Every drive for every expert; the first of them turns, or is always the first.
-pub(super) fn everywhere(rank: usize, experts: usize, drives: usize, turns: bool) -> LayerHomes {
-    let first = |e| if turns { turn(rank, e, drives) } else { 0 };
-    let homes = |e| (0..drives).map(|d| DriveId(((first(e) + d) % drives) as u8)).collect();
+/// Every drive for every expert; the first of them turns.
+pub(super) fn everywhere(rank: usize, experts: usize, drives: usize) -> LayerHomes {
+    let homes = |e| (0..drives).map(|d| DriveId(((turn(rank, e, drives) + d) % drives) as u8)).collect();
     LayerHomes((0..experts).map(homes).collect())
 }
 

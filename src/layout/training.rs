@@ -134,9 +134,7 @@ impl Training {
             .collect::<Result<Vec<_>, _>>()?;
         let widest = layers.iter().flat_map(|l| l.rows.iter().map(<[u16]>::len)).max().unwrap_or(0);
         if widest == 0 {
-            return Err(PlanError::Inconsistent(
-                "with the stated cache no barrier of this heat reads anything; any layout is as good as another".into(),
-            ));
+            return Err(PlanError::NothingRead);
         }
         Ok(Self { layers, widest, unknown })
     }

@@ -48,6 +48,13 @@ pub struct Place {
     pub extent: Extent,
 }
 
+impl Place {
+    /// Whether a shard that holds the tensor has been seen (always, in a checkpoint that is complete).
+    pub fn is_known(&self) -> bool {
+        self.shard != NO_SHARD
+    }
+}
+
 /// A trunk tensor with the shape that the file gives it, and its place.
 #[derive(Clone, Debug)]
 pub struct TrunkSource {
@@ -60,29 +67,21 @@ pub struct TrunkSource {
 /// A checkpoint whose headers have been read and checked.
 #[derive(Debug)]
 pub struct Checkpoint {
-    folder: PathBuf,
-    config: ModelConfig,
-    config_bytes: Vec<u8>,
-    stop_ids: Vec<u32>,
-    shards: Vec<Shard>,
-    trunk: Vec<TrunkSource>,
-    moe_layers: Vec<LayerId>,
-    planes: Vec<[Place; 6]>,
-    skipped_vision: u64,
+    pub(super) folder: PathBuf,
+    pub(super) config: ModelConfig,
+    pub(super) config_bytes: Vec<u8>,
+    pub(super) stop_ids: Vec<u32>,
+    pub(super) shards: Vec<Shard>,
+    pub(super) trunk: Vec<TrunkSource>,
+    pub(super) moe_layers: Vec<LayerId>,
+    pub(super) planes: Vec<[Place; 6]>,
+    pub(super) skipped_vision: u64,
 }
 
 impl Checkpoint {
     /// Opens and checks the checkpoint in `folder`.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        let config_path = folder.join(CONFIG_FILE);
-        if !config_path.exists() {
-            return Err(CheckpointError::NotACheckpoint {
-                folder: folder.to_path_buf(),
-                reason: format!("no {CONFIG_FILE} here; give the folder that holds it and the safetensors files"),
-            });
-        }
-        let config_bytes = read_bounded(&config_path, MAX_CONFIG_BYTES)?;
-        let config = parse_config(&config_path, &config_bytes)?;
+        let (config_path, config_bytes, config) = open_config(folder)?;
         let stop_ids = read_stop_ids(folder, &config)?;
         let mut table = Table::new(&config, &config_path)?;
         let shards = super::shards::find(folder, &mut table)?;
@@ -209,6 +208,20 @@ impl TensorReader<'_> {
     }
 }
 
+/// Path, bytes and content of the `config.json` in `folder`.
+pub(super) fn open_config(folder: &Path) -> Result<(PathBuf, Vec<u8>, ModelConfig), CheckpointError> {
+    let path = folder.join(CONFIG_FILE);
+    if !path.exists() {
+        return Err(CheckpointError::NotACheckpoint {
+            folder: folder.to_path_buf(),
+            reason: format!("no {CONFIG_FILE} here; give the folder that holds it and the safetensors files"),
+        });
+    }
+    let bytes = read_bounded(&path, MAX_CONFIG_BYTES)?;
+    let config = parse_config(&path, &bytes)?;
+    Ok((path, bytes, config))
+}
+
 /// Parses `config.json`, which must be text.
 pub fn parse_config(path: &Path, bytes: &[u8]) -> Result<ModelConfig, CheckpointError> {
     let bad = |reason: String| CheckpointError::Config { path: path.to_path_buf(), reason };
@@ -293,6 +306,11 @@ impl Cell {
     fn place(self) -> Place {
         Place { shard: self.shard, extent: self.extent }
     }
+
+    /// The place, or one in no shard while no header has confirmed it.
+    fn place_if_found(self) -> Place {
+        if self.found { self.place() } else { Cell::EMPTY.place() }
+    }
 }
 
 /// Every expected tensor, and what the index and the headers say about it.
@@ -317,7 +335,7 @@ pub(super) enum Slot {
 }
 
 impl Table {
-    fn new(config: &ModelConfig, config_path: &Path) -> Result<Self, CheckpointError> {
+    pub(super) fn new(config: &ModelConfig, config_path: &Path) -> Result<Self, CheckpointError> {
         let moe_layers: Vec<LayerId> = config.moe_layers().map(|l| LayerId(l as u16)).collect();
         let experts = config.moe.as_ref().map_or(0, |m| m.experts);
         let total = moe_layers.len() as u64 * experts as u64;
@@ -371,12 +389,41 @@ impl Table {
         self.trunk_places.iter_mut().chain(self.planes.iter_mut().flatten())
     }
 
+    /// Trunk and planes as far as headers have confirmed them.
+    pub(super) fn known(&self) -> (Vec<TrunkSource>, Vec<[Place; 6]>, u64) {
+        let sources = self.trunk.iter().cloned().zip(&self.trunk_places);
+        let trunk = sources.map(|(spec, cell)| TrunkSource { spec, place: cell.place_if_found() }).collect();
+        (trunk, self.planes.iter().map(|cells| cells.map(Cell::place_if_found)).collect(), self.vision)
+    }
+
+    /// Layers with experts, ascending.
+    pub(super) fn moe_layers(&self) -> &[LayerId] {
+        &self.moe_layers
+    }
+
+    /// Names of the tensors of which no header has been seen, at most `most`, without prefix.
+    pub(super) fn unseen(&self, most: usize) -> Vec<String> {
+        let trunk = self.trunk.iter().zip(&self.trunk_places).filter(|(_, c)| !c.found).map(|(s, _)| s.name.clone());
+        let planes = self.planes.iter().enumerate().filter(|(_, cells)| cells.iter().any(|c| !c.found));
+        let experts = self.experts.max(1);
+        let planes = planes.map(|(i, _)| {
+            format!("model.layers.{}.block_sparse_moe.experts.{}", self.moe_layers[i / experts].0, i % experts)
+        });
+        trunk.chain(planes).take(most).collect()
+    }
+
     /// Counts vision tensors of a shard that need not be opened.
     pub(super) fn skip_vision(&mut self, tensors: u64) {
         self.vision += tensors;
     }
 
-    fn take(&mut self, shard: u32, path: &Path, shards: &[Shard], tensor: HeaderTensor) -> Result<(), CheckpointError> {
+    pub(super) fn take(
+        &mut self,
+        shard: u32,
+        path: &Path,
+        shards: &[Shard],
+        tensor: HeaderTensor,
+    ) -> Result<(), CheckpointError> {
         let bad = |reason: String| Err(CheckpointError::tensor(path, &tensor.name, reason));
         let slot = match self.resolve(&tensor.name) {
             None => return bad("this model's configuration has no such tensor".into()),

@@ -1,6 +1,7 @@
 //! What a checkpoint in the released layout is: configuration, tensors, tokenizer, chat form. No weights are
 //! computed with here and nothing is written.
 
+pub mod arriving;
 mod byte_level;
 pub mod chat;
 pub mod checkpoint;

@@ -18,20 +18,33 @@ const MAX_SHARDS: usize = 4096;
 /// The files of the checkpoint in `folder`; what the index says of each tensor is entered in `table`.
 pub(super) fn find(folder: &Path, table: &mut Table) -> Result<Vec<Shard>, CheckpointError> {
     let index_path = folder.join(INDEX_FILE);
-    if index_path.exists() {
-        return from_index(folder, &index_path, table);
-    }
-    match stat_shard(folder, SINGLE_FILE) {
-        Ok(shard) => Ok(vec![shard]),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(CheckpointError::NotACheckpoint {
-            folder: folder.to_path_buf(),
-            reason: format!("neither {SINGLE_FILE} nor {INDEX_FILE} is here"),
-        }),
-        Err(e) => Err(CheckpointError::io(&folder.join(SINGLE_FILE))(e)),
+    let bad = |reason: String| CheckpointError::Index { path: index_path.clone(), reason };
+    let indexed = index_path.exists();
+    let stat = |name: String| {
+        stat_shard(folder, &name).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound if indexed => {
+                bad(format!("names shard {name}, which is not in the folder; fetch it"))
+            }
+            std::io::ErrorKind::NotFound => CheckpointError::NotACheckpoint {
+                folder: folder.to_path_buf(),
+                reason: format!("neither {SINGLE_FILE} nor {INDEX_FILE} is here"),
+            },
+            _ => CheckpointError::io(&folder.join(&name))(e),
+        })
+    };
+    names(folder, table)?.into_iter().map(stat).collect()
+}
+
+/// The names of the files that the checkpoint in `folder` has or, by its index, will have.
+pub(super) fn names(folder: &Path, table: &mut Table) -> Result<Vec<String>, CheckpointError> {
+    let index_path = folder.join(INDEX_FILE);
+    match index_path.exists() {
+        true => from_index(&index_path, table),
+        false => Ok(vec![SINGLE_FILE.to_string()]),
     }
 }
 
-fn from_index(folder: &Path, path: &Path, table: &mut Table) -> Result<Vec<Shard>, CheckpointError> {
+fn from_index(path: &Path, table: &mut Table) -> Result<Vec<String>, CheckpointError> {
     let bad = |reason: String| CheckpointError::Index { path: path.to_path_buf(), reason };
     let file = File::open(path).map_err(CheckpointError::io(path))?;
     let bytes = file.metadata().map_err(CheckpointError::io(path))?.len();
@@ -60,12 +73,8 @@ fn from_index(folder: &Path, path: &Path, table: &mut Table) -> Result<Vec<Shard
             table.skip_vision(vision[old]);
             continue;
         }
-        let shard = stat_shard(folder, name).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => bad(format!("names shard {name}, which is not in the folder; fetch it")),
-            _ => CheckpointError::io(&folder.join(name))(e),
-        })?;
         renumbered[old] = shards.len() as u32;
-        shards.push(shard);
+        shards.push(name.clone());
     }
     table.renumber(&renumbered);
     Ok(shards)

@@ -64,6 +64,14 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
+    /// The shape in which the release stores it: padded to the width of a head where it may be longer.
+    pub fn as_stored(mut self, cfg: &ModelConfig) -> Self {
+        if self.may_be_longer {
+            self.shape[0] = self.shape[0].max(cfg.kda.head_dim as u64);
+        }
+        self
+    }
+
     /// Whether `shape` is acceptable for this tensor.
     pub fn accepts(&self, shape: &[u64]) -> bool {
         if self.may_be_longer {

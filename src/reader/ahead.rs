@@ -1,5 +1,5 @@
 //! The guesses that are alive: which expert, for which layer of which pass, and how far its read has come. Bookkeeping
-//! only; `prefetch` acts on it.
+//! only; `prefetch` acts on it, and so does a simulation, for which what has landed is something else (`L`).
 
 use super::predict::Predictor;
 use crate::ids::{ExpertId, LayerId};
@@ -12,14 +12,14 @@ use crate::trace::events::ReadEvent;
 const NONE: u32 = u32::MAX;
 
 /// A guess that has not been used, taken back or proved wrong.
-pub(super) struct Forecast {
+pub(crate) struct Forecast<L> {
     /// The last pass that it is for.
     pub step: u64,
     pub layer: LayerId,
     pub expert: ExpertId,
     /// Its place among the guesses for the layer: the likeliest first.
     pub rank: u32,
-    pub state: State,
+    pub state: State<L>,
     /// Its read has had to wait for demand before.
     pub held: bool,
     /// Named by the list that is being taken in.
@@ -27,13 +27,13 @@ pub(super) struct Forecast {
 }
 
 /// How far the read of a guess is.
-pub(super) enum State {
+pub(crate) enum State<L> {
     /// Not asked of a drive.
     Waiting,
     /// With an engine, as this job.
     Reading { tag: u32 },
     /// There.
-    Landed(Landed),
+    Landed(L),
 }
 
 /// A prefetch that is there.
@@ -46,14 +46,17 @@ pub(super) struct Landed {
 
 /// Where the reader is: the barrier that was opened last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Now {
+pub(crate) struct Now {
     pub step: u64,
     pub layer: LayerId,
 }
 
+/// The guesses of a reader.
+pub(super) type Ahead = Guesses<Landed>;
+
 /// The guesses that are alive, and what limits them. Everything is allocated when it is made.
-pub(super) struct Ahead {
-    forecasts: Vec<Option<Forecast>>,
+pub(crate) struct Guesses<L> {
+    forecasts: Vec<Option<Forecast<L>>>,
     free: Vec<u32>,
     /// Those that are alive, in the order in which they will be needed.
     live: Vec<u32>,
@@ -72,7 +75,7 @@ pub(super) struct Ahead {
     pub batch: Vec<u32>,
 }
 
-impl Ahead {
+impl<L> Guesses<L> {
     /// For guesses about `plan`, at most `depth` layers ahead, with at most `quota` slots.
     pub fn new(plan: &Plan, depth: u32, quota: u32, own: Option<Predictor>) -> Self {
         let layers: Vec<LayerId> = plan.layers.keys().copied().collect();
@@ -130,12 +133,12 @@ impl Ahead {
     }
 
     /// A forecast that is alive.
-    pub fn get(&self, id: u32) -> Option<&Forecast> {
+    pub fn get(&self, id: u32) -> Option<&Forecast<L>> {
         self.forecasts.get(id as usize)?.as_ref()
     }
 
     /// A forecast that is alive.
-    pub fn get_mut(&mut self, id: u32) -> Option<&mut Forecast> {
+    pub fn get_mut(&mut self, id: u32) -> Option<&mut Forecast<L>> {
         self.forecasts.get_mut(id as usize)?.as_mut()
     }
 
@@ -186,7 +189,7 @@ impl Ahead {
     }
 
     /// Ends a forecast.
-    pub fn remove(&mut self, id: u32) -> Option<Forecast> {
+    pub fn remove(&mut self, id: u32) -> Option<Forecast<L>> {
         let forecast = self.forecasts.get_mut(id as usize)?.take()?;
         self.at[forecast.layer.index()][forecast.expert.index()] = NONE;
         self.live.retain(|&l| l != id);

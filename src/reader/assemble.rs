@@ -12,7 +12,7 @@ use super::jobs::{AheadLane, Lane};
 use super::open::{OpenedDrive, open_drive};
 use super::options::{PrefetchPolicy, ReaderError, ReaderOptions};
 use super::predict::{Predictor, table_file};
-use super::rates::{InFlight, RateEstimator};
+use super::rates::{InFlight, KnownRate, RateEstimator};
 use super::resident::Resident;
 use super::tally::Tally;
 use crate::clock::Clock;
@@ -64,15 +64,15 @@ impl ExpertReader {
         make_engine: impl Fn(EngineSpec<'_>) -> Result<Box<dyn IoEngine>, IoSetupError>,
     ) -> Result<Self, ReaderError> {
         options.check()?;
-        check_plan(plan)?;
+        check_plan(plan, options)?;
         let signal = Arc::new(Signal::default());
         let budget = make_budget(plan, &drives, options, &signal)?;
         let slab = budget.slab;
         let slots = slab.slots();
         let widest = plan.layers.values().map(|l| l.0.len()).max().unwrap_or(0);
 
-        // An expert has at most one part on each drive.
-        let requests = slots.saturating_mul(drives.len() as u32);
+        let places = places(plan, drives.len());
+        let requests = slots.saturating_mul(places as u32);
         let jobs = requests.saturating_add(budget.ahead);
         let more = |depth: u32, knob| if knob::skipped(knob) { depth + 2 } else { depth };
         let depth = more(options.queue_depth, Knob::QueueDepth);
@@ -118,16 +118,23 @@ impl ExpertReader {
         let ahead = prefetches(options).then(|| Box::new(Ahead::new(plan, reach, budget.ahead, own)));
         let mut counters = ReaderCounters::new(counted, options.dispatch, &slab);
         (counters.cache.slots, counters.prefetch.quota) = (budget.cache, budget.ahead);
+        let known = |lane: &Lane| {
+            let known = options.rates.iter().find(|r| r.drive == lane.opened.name && !knob::skipped(Knob::Rates));
+            let lie = knob::forced(Knob::Rates).then(|| KnownRate {
+                drive: lane.opened.name.clone(),
+                bytes_per_s: 1_000_000_000,
+                fixed_ns: 0,
+            });
+            RateEstimator::new(known.or(lie.as_ref()), options.queue_depth)
+        };
+        let rates: Vec<RateEstimator> = lanes.iter().map(known).collect();
+        counters.drives_with_given_rate = rates.iter().filter(|r| r.trusts_given()).count() as u32;
         let ledger = Ledger { counters, trace: trace_capacity(options).map(TraceBuffer::with_capacity) };
         let handle = ReaderHandle {
             ledger: Arc::new(Mutex::new(ledger)),
             live: live.into(),
             drives: traced.into(),
             slab: slab.clone(),
-        };
-        let known = |lane: &Lane| {
-            let known = options.rates.iter().find(|r| r.drive == lane.opened.name);
-            RateEstimator::new(known, options.queue_depth)
         };
         let alignment = |lane: &Lane| lane.opened.alignment.map_or(1, |a| a.offset_bytes.max(a.memory_bytes));
         let block_bytes = lanes.iter().map(alignment).fold(LEAST_BLOCK_BYTES, u32::max);
@@ -138,11 +145,12 @@ impl ExpertReader {
         }
         Ok(Self {
             in_flight: Arc::new(InFlight::new(lanes.len())),
-            rates: lanes.iter().map(known).collect(),
+            rates,
             block_bytes,
             dispatcher: Dispatcher::new(widest, lanes.len()),
             loads: Vec::with_capacity(lanes.len()),
-            parked: (0..widest * lanes.len()).map(|_| None).collect(),
+            parked: (0..widest * places).map(|_| None).collect(),
+            places,
             hedge_after_ns: vec![None; lanes.len()],
             tally: Tally::new(lanes.len()),
             lanes,
@@ -175,6 +183,12 @@ impl ExpertReader {
             seen_non_primary,
         })
     }
+}
+
+/// Most parts that an expert is read in: one on each drive, or the blocks of a striped one.
+fn places(plan: &Plan, drives: usize) -> usize {
+    let units = plan.stripe(drives).map_or(1, |stripe| stripe.units());
+    usize::try_from(units).unwrap_or(usize::MAX).max(drives)
 }
 
 /// Pace of a real drive when a test makes pacing lie.

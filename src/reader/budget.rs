@@ -22,9 +22,13 @@ pub(super) struct Budget {
 }
 
 /// What this reader cannot do, found before the run.
-pub(super) fn check_plan(plan: &Plan) -> Result<(), ReaderError> {
-    if let Shape::Stripe { .. } = plan.shape {
-        return Err(ReaderError::Plan("this reader reads whole experts; make the plan with `shape = whole`".into()));
+pub(super) fn check_plan(plan: &Plan, options: &ReaderOptions) -> Result<(), ReaderError> {
+    if let (Shape::Stripe { .. }, true) = (plan.shape, prefetches(options)) {
+        return Err(ReaderError::Option(
+            "--prefetch reads experts whole from one drive, and the plan stripes them; use --prefetch none, or a plan with \
+             whole experts"
+                .into(),
+        ));
     }
     for (layer, homes) in &plan.layers {
         for (expert, homes) in homes.0.iter().enumerate() {
@@ -64,29 +68,33 @@ fn slot_bytes(plan: &Plan, drives: &[OpenedDrive]) -> Result<u64, ReaderError> {
     Ok(Slab::slot_size(largest).unwrap_or(u64::MAX))
 }
 
-/// The slab: as many slots as the budget holds and anything could use, at least one for each drive.
-pub(super) fn make_budget(
-    plan: &Plan,
-    drives: &[OpenedDrive],
-    options: &ReaderOptions,
-    signal: &Arc<Signal>,
-) -> Result<Budget, ReaderError> {
-    let slot_bytes = slot_bytes(plan, drives)?;
+/// How many slots there are, and who may take how many of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotas {
+    /// All slots.
+    pub slots: u32,
+    /// Experts that may stay.
+    pub cache: u32,
+    /// Slots that prefetch may hold.
+    pub ahead: u32,
+}
+
+/// Slots of `slot_bytes` for `plan`: as many as the budget holds and anything could use, at least one for each drive.
+pub fn quotas(plan: &Plan, slot_bytes: u64, options: &ReaderOptions) -> Result<Quotas, ReaderError> {
     let widest = plan.layers.values().map(|l| l.0.len() as u64).max().unwrap_or(1).max(1);
     let experts = plan.layers.values().map(|l| l.0.len() as u64).sum::<u64>();
-    let least = drives.len() as u64;
+    let least = plan.drives.len() as u64;
     let buffer_bytes = match knob::skipped(Knob::BufferBytes) {
         true => options.buffer_bytes.saturating_mul(2),
         false => options.buffer_bytes,
     };
-    let fits = buffer_bytes / slot_bytes;
+    let fits = buffer_bytes / slot_bytes.max(1);
     if fits < least {
         let needed = slot_bytes.saturating_mul(least);
         return Err(ReaderError::Option(format!(
-            "--buffer-bytes {} holds {fits} experts of {slot_bytes} bytes; it needs one for each of {} drives: at least \
-             {needed}",
+            "--buffer-bytes {} holds {fits} experts of {slot_bytes} bytes; it needs one for each of {least} drives: at \
+             least {needed}",
             options.buffer_bytes,
-            drives.len()
         )));
     }
     let reserve = match options.demand_reserve {
@@ -103,7 +111,19 @@ pub(super) fn make_budget(
     };
     let slots = u32::try_from(fits.min(most + ahead)).unwrap_or(u32::MAX);
     let quota = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(Budget { slab: Slab::new(slots, slot_bytes, Arc::clone(signal))?, cache: quota(cache), ahead: quota(ahead) })
+    Ok(Quotas { slots, cache: quota(cache), ahead: quota(ahead) })
+}
+
+/// The slab, cut as [`quotas`] say.
+pub(super) fn make_budget(
+    plan: &Plan,
+    drives: &[OpenedDrive],
+    options: &ReaderOptions,
+    signal: &Arc<Signal>,
+) -> Result<Budget, ReaderError> {
+    let slot_bytes = slot_bytes(plan, drives)?;
+    let Quotas { slots, cache, ahead } = quotas(plan, slot_bytes, options)?;
+    Ok(Budget { slab: Slab::new(slots, slot_bytes, Arc::clone(signal))?, cache, ahead })
 }
 
 /// Whether this reader has a second pool.

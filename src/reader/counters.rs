@@ -127,6 +127,8 @@ pub struct DriveCounters {
     pub reads: u64,
     /// Payload bytes of these reads.
     pub payload_bytes: u64,
+    /// Bytes that the striped experts which were delivered have here, by the plan.
+    pub stripe_bytes: u64,
     /// Bytes asked for by these reads (payload rounded up to the alignment).
     pub read_bytes: u64,
     /// Of these reads, those of a copy that is not the primary.
@@ -190,6 +192,10 @@ pub struct ReaderCounters {
     pub decisions_with_choice: u64,
     /// First choices that were not the primary alone: where first-hit would have read otherwise.
     pub decisions_not_primary: u64,
+    /// Drives that began with a rate that was given.
+    pub drives_with_given_rate: u32,
+    /// Decisions of a policy that looks at rates, made while one of an expert's homes had none but a given one.
+    pub decisions_by_given_rate: u64,
     /// Experts that were delivered in two or more parts.
     pub experts_split: u64,
     /// Parts of these experts.
@@ -202,6 +208,10 @@ pub struct ReaderCounters {
     pub barriers_split: u64,
     /// Split experts with a wrong digest: whichever drive's part was bad, all of it was read again, whole.
     pub split_digest_errors: u64,
+    /// Striped experts that were delivered.
+    pub experts_striped: u64,
+    /// Reads of these experts' blocks.
+    pub stripe_reads: u64,
     /// Last reads also asked of another home.
     pub hedges_issued: u64,
     /// Of these, those that came first.
@@ -256,6 +266,7 @@ impl DriveCounters {
             name: name.to_string(),
             reads: 0,
             payload_bytes: 0,
+            stripe_bytes: 0,
             read_bytes: 0,
             non_primary_reads: 0,
             landed_last: 0,
@@ -292,12 +303,16 @@ impl ReaderCounters {
             decisions_by_policy: [0; DispatchPolicy::ALL.len()],
             decisions_with_choice: 0,
             decisions_not_primary: 0,
+            drives_with_given_rate: 0,
+            decisions_by_given_rate: 0,
             experts_split: 0,
             parts: 0,
             part_bytes: 0,
             part_sum_errors: 0,
             barriers_split: 0,
             split_digest_errors: 0,
+            experts_striped: 0,
+            stripe_reads: 0,
             hedges_issued: 0,
             hedges_won: 0,
             hedges_cancelled: 0,

@@ -45,8 +45,10 @@ pub struct ExpertReader {
     pub(super) free_jobs: Vec<u32>,
     /// Jobs that have not been given up.
     pub(super) live_jobs: usize,
-    /// Parts that wait for the rest of their expert: `lanes.len()` places for each want.
+    /// Parts that wait for the rest of their expert: `places` for each want.
     pub(super) parked: Vec<Option<Slot>>,
+    /// Most parts that an expert is read in.
+    pub(super) places: usize,
     /// Slots of the reads that are about to be issued.
     pub(super) taken: Vec<Slot>,
     pub(super) wants: Vec<Want>,
@@ -174,7 +176,7 @@ impl ExpertSource for ExpertReader {
         }
         self.learn_latencies();
         self.ready.clear();
-        self.parked.iter_mut().take(self.wants.len() * self.lanes.len()).for_each(|p| *p = None);
+        self.parked.iter_mut().take(self.wants.len() * self.places).for_each(|p| *p = None);
         self.wants.clear();
         self.retry.clear();
         self.tally.reset();

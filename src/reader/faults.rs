@@ -4,7 +4,6 @@
 use super::expert_reader::ExpertReader;
 use super::jobs::{Part, Retry};
 use super::tally::Opened;
-use crate::ids::DriveId;
 use crate::source::SourceError;
 use crate::trace::events::{ReadEvent, ReadResult};
 
@@ -39,8 +38,11 @@ impl ExpertReader {
 
     /// Homes of the event's expert that are not in `tried`.
     pub(super) fn homes_left(&self, event: &ReadEvent, tried: u64) -> u32 {
-        let homes = self.plan.homes(event.layer, event.expert).map_or(0, <[DriveId]>::len);
-        (homes as u32).saturating_sub(tried.count_ones())
+        let homes = self.plan.homes(event.layer, event.expert).unwrap_or(&[]);
+        if self.plan.stripe(homes.len()).is_some() {
+            return 0; // each drive has other bytes
+        }
+        (homes.len() as u32).saturating_sub(tried.count_ones())
     }
 
     /// A sentence about one read: expert, layer, drive, file, offset, and `reason`.
@@ -67,6 +69,9 @@ impl ExpertReader {
         };
         let advice = if failure.is_our_bug() {
             "a bug in argodrive, please report it"
+        } else if self.is_striped() {
+            "experts are striped, so no other drive holds these bytes; bring the drive back, or replace it, and run \
+             `argodrive stage --repair` for the plan"
         } else {
             "no other copy is left; run `argodrive stage --repair` for the plan"
         };
@@ -117,7 +122,7 @@ impl ExpertReader {
 
     /// Lets go of the parts of a want that have arrived.
     pub(super) fn unpark(&mut self, want: u32) {
-        let places = self.lanes.len();
+        let places = self.places;
         self.parked[want as usize * places..][..places].iter_mut().for_each(|p| *p = None);
     }
 

@@ -110,7 +110,7 @@ impl ExpertReader {
             }
         }
         let at = job.want as usize;
-        let places = self.lanes.len();
+        let places = self.places;
         let mut want = self.wants[at];
         want.arrived += 1;
         want.bytes += u64::from(job.part.len);
@@ -128,6 +128,9 @@ impl ExpertReader {
             job.event.result = ReadResult::Error;
             let failure = if want.parts == 1 { Some(Failure::Digest) } else { None };
             self.count(&mut job.event, job.part, failure);
+            if let Some(stripe) = self.stripe_of(job.event.layer, job.event.expert) {
+                return Err(self.wrong_parts(&job.event, stripe, &slot));
+            }
             self.wants[at].restart();
             if want.parts == 1 {
                 return self.fail(job, slot, Failure::Digest);
@@ -140,7 +143,9 @@ impl ExpertReader {
         self.count(&mut job.event, job.part, None);
         self.note(&job);
         self.tally.complete(want.completed_ns);
-        if want.parts > 1 {
+        if self.is_striped() {
+            self.count_striped(job.event.layer, job.event.expert, u64::from(want.parts));
+        } else if want.parts > 1 {
             self.split_seen |= want.drives.count_ones() > 1;
             let mut ledger = self.handle.lock();
             let counters = &mut ledger.counters;
@@ -166,7 +171,7 @@ impl ExpertReader {
     /// The whole slot of an expert whose last part is in `slot`. The other parts lie in the same slot, unless a hedge,
     /// which reads into a slot of its own, brought this one.
     fn join(&mut self, job: &Job, slot: Slot) -> Result<Slot, SourceError> {
-        let places = self.lanes.len();
+        let places = self.places;
         let parked = &mut self.parked[job.want as usize * places..][..places];
         if parked.iter().flatten().all(|p| p.index() == slot.index()) {
             parked.iter_mut().for_each(|p| *p = None);

@@ -14,7 +14,7 @@ const HEADER: &str = "layer,expert,count";
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Reads the heat of experts of `plan` from `path`.
-pub(super) fn load(path: &Path, plan: &Plan) -> Result<Vec<Heat>, ReaderError> {
+pub fn load(path: &Path, plan: &Plan) -> Result<Vec<Heat>, ReaderError> {
     let fault = |reason: String| ReaderError::Option(format!("--cache-heat {}: {reason}", path.display()));
     let len = std::fs::metadata(path).map_err(|e| fault(e.to_string()))?.len();
     if len > MAX_BYTES {

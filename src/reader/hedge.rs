@@ -49,6 +49,9 @@ impl ExpertReader {
         let due_ns = job.event.queued_ns.saturating_add(after);
         let (want, part, tried, expert) = (job.want, job.part, job.tried, job.event.expert);
         let homes = self.plan.homes(opened.layer, expert).map_or(0, <[DriveId]>::len);
+        if self.plan.stripe(homes).is_some() {
+            return None;
+        }
         if homes <= tried.count_ones() as usize {
             return None;
         }

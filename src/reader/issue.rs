@@ -74,6 +74,9 @@ impl ExpertReader {
     /// Decides for as many fresh wants as there are slots in `taken`, and issues their reads.
     fn place_fresh(&mut self, opened: &Opened) -> Result<(), SourceError> {
         let count = self.taken.len();
+        if self.is_striped() {
+            return self.place_striped(opened);
+        }
         let policy = self.policy();
         let shape = Shape { bytes: self.plan.expert_bytes as u32, block_bytes: self.block_bytes };
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
@@ -82,6 +85,9 @@ impl ExpertReader {
         let (plan, wants) = (&self.plan, &self.wants[self.fresh..]);
         let homes = |ask: usize| plan.homes(opened.layer, wants[ask].expert).unwrap_or(&[]);
         let with_choice = (0..count).filter(|&ask| homes(ask).len() > 1).count();
+        let by_rate = matches!(policy, DispatchPolicy::ExpectedCompletion | DispatchPolicy::Split);
+        let given = |ask: usize| homes(ask).iter().any(|d| self.rates[d.index()].trusts_given());
+        let by_given = if by_rate { (0..count).filter(|&ask| homes(ask).len() > 1 && given(ask)).count() } else { 0 };
         let (asked, cut) = match policy {
             _ if knob::forced(Knob::Split) => (DispatchPolicy::Split, true),
             policy => (policy, !knob::skipped(Knob::Split)),
@@ -98,6 +104,7 @@ impl ExpertReader {
         counters.decisions_by_policy[policy as usize] += count as u64;
         counters.decisions_with_choice += with_choice as u64;
         counters.decisions_not_primary += not_primary as u64;
+        counters.decisions_by_given_rate += by_given as u64;
         counters.waves += 1;
         counters.max_slots_used = counters.max_slots_used.max(used);
         placed
@@ -166,7 +173,9 @@ impl ExpertReader {
         // The last part asks for the padding too, which ends a whole read on the drive's alignment.
         let ends = part.part + 1 == part.parts;
         let bytes = if ends { lane.read_bytes - part.from } else { part.len };
-        let offset = located.offset + u64::from(part.from);
+        let stripe = self.plan.homes(opened.layer, expert).and_then(|h| self.plan.stripe(h.len()));
+        let within = stripe.map_or(u64::from(part.from), |s| s.unit(u64::from(part.part)).at);
+        let offset = located.offset + within;
         self.in_flight.add(drive.index(), u64::from(bytes));
         let queued_ns = self.clock.now_ns();
         self.rates[drive.index()].queued(queued_ns);
@@ -181,7 +190,7 @@ impl ExpertReader {
             layer: opened.layer,
             expert,
             drive,
-            replica: home as u8,
+            replica: if stripe.is_some() { 0 } else { home as u8 }, // a striped expert is there once
             part: part.part,
             parts: part.parts,
             offset,

@@ -2,10 +2,10 @@
 //! copy for each, hands experts over as they arrive, falls back to another copy when a read fails, and counts and
 //! traces what really happened. Knows plans and drive folders; knows nothing of what experts are used for.
 
-mod ahead;
+pub(crate) mod ahead;
 mod assemble;
 mod balance;
-mod budget;
+pub mod budget;
 pub mod cache;
 pub mod counters;
 pub mod dispatch;
@@ -14,7 +14,7 @@ mod expert_reader;
 mod faults;
 mod flow;
 pub mod governor;
-mod heat_file;
+pub mod heat_file;
 mod hedge;
 mod issue;
 mod jobs;
@@ -25,6 +25,7 @@ mod prefetch;
 pub mod rates;
 mod resident;
 mod split;
+mod stripes;
 mod supply;
 mod tally;
 

@@ -5,10 +5,11 @@ use super::options::{ReaderError, ReaderOptions};
 use crate::drive::spec::{DriveSpec, device_number};
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::knob::{self, Knob};
-use crate::layout::plan::Plan;
-use crate::store::manifest::{DRIVE_FILE, Digest, DriveManifest, FORMAT_VERSION, ManifestError, drive_folder};
+use crate::layout::plan::{Plan, Shape};
+use crate::store::manifest::{DRIVE_FILE, Digest, DriveManifest, ManifestError, drive_folder};
 use crate::sys::direct::{DioAlignment, open_direct};
 use crate::sys::limits::raise_open_files;
+use crate::sys::lock::try_lock;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -24,8 +25,13 @@ const LISTED: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Located {
     pub file: u32,
+    pub slot: u32,
+    /// First byte: of the expert, or of this drive's part of a striped one.
     pub offset: u64,
+    /// Digest of the whole expert.
     pub digest: Digest,
+    /// Digest of what lies here.
+    pub own_digest: Digest,
 }
 
 /// A drive folder, opened for the experts that a plan lets it serve.
@@ -40,6 +46,8 @@ pub struct OpenedDrive {
     pub(super) alignment: Option<DioAlignment>,
     pub(super) device_number: u64,
     pub(super) emulated: bool,
+    /// Shared with other runs; whoever frees what is on the drive waits for its end.
+    pub(super) reading: Option<File>,
 }
 
 impl OpenedDrive {
@@ -91,16 +99,31 @@ pub fn open_drive(
         alignment: None,
         device_number: 0,
         emulated: mount.emulate.is_some(),
+        reading: None,
     };
+    opened.reading = lock_for_reading(&opened)?;
     let manifest = load_manifest(&opened)?;
     check_manifest(&opened, &manifest, plan)?;
     opened.device_number = device_number(&folder).map_err(|e| opened.error(&folder, e))?;
     fill_table(&mut opened, &manifest, plan, id)?;
     open_files(&mut opened, options)?;
     if let Some(alignment) = opened.alignment {
-        check_aligned(&opened, alignment)?;
+        check_aligned(&opened, plan, alignment)?;
     }
     Ok(opened)
+}
+
+/// From here on nothing that `drive.json` names is freed until the run ends.
+fn lock_for_reading(drive: &OpenedDrive) -> Result<Option<File>, ReaderError> {
+    match try_lock(&drive.folder, true) {
+        // what is missing is said better where it is read
+        Err(_) => Ok(None),
+        Ok(Ok(file)) => Ok(Some(file)),
+        Ok(Err(held)) => {
+            let reason = format!("`argodrive prune` or a rollback ({held}) is freeing space there; wait for it to end");
+            Err(drive.error(&drive.folder, reason))
+        }
+    }
 }
 
 fn load_manifest(drive: &OpenedDrive) -> Result<DriveManifest, ReaderError> {
@@ -111,8 +134,9 @@ fn load_manifest(drive: &OpenedDrive) -> Result<DriveManifest, ReaderError> {
         ManifestError::Io { path, source } => drive.error(path, source),
         ManifestError::Syntax { path, reason } => drive.error(path, format!("not a valid manifest: {reason}")),
         ManifestError::Inconsistent { path, reason } => drive.error(path, reason),
-        ManifestError::Version { path, seen } => drive
-            .error(path, format!("version {seen}, this program reads up to {FORMAT_VERSION}; use a newer argodrive")),
+        ManifestError::Version { path, seen, newest } => {
+            drive.error(path, format!("version {seen}, this program reads up to {newest}; use a newer argodrive"))
+        }
     })
 }
 
@@ -133,15 +157,16 @@ fn fill_table(opened: &mut OpenedDrive, manifest: &DriveManifest, plan: &Plan, i
     let mut missing = Vec::new();
     let mut missing_count = 0usize;
     let mut numbers: HashMap<String, u32> = HashMap::new();
-    for (layer, expert) in plan.on_drive(id) {
-        let Some(entry) = manifest.find(layer, expert) else {
+    for key in plan.pieces_on(id) {
+        let (layer, expert) = (key.layer, key.expert);
+        let Some(piece) = manifest.find_piece(&key) else {
             missing_count += 1;
             if missing.len() < LISTED {
-                missing.push(format!("L{}-E{}", layer.0, expert.0));
+                missing.push(key.to_string());
             }
             continue;
         };
-        let (name, extent) = manifest.locate(layer, entry);
+        let (name, extent) = manifest.locate_piece(&piece);
         let next = numbers.len() as u32;
         let file = *numbers.entry(name).or_insert_with_key(|name| {
             opened.names.push(name.clone());
@@ -154,7 +179,13 @@ fn fill_table(opened: &mut OpenedDrive, manifest: &DriveManifest, plan: &Plan, i
         if row.len() <= expert.index() {
             row.resize(expert.index() + 1, None);
         }
-        row[expert.index()] = Some(Located { file, offset: extent.offset, digest: entry.digest });
+        row[expert.index()] = Some(Located {
+            file,
+            slot: piece.slot,
+            offset: extent.offset,
+            digest: piece.expert_digest,
+            own_digest: piece.digest,
+        });
     }
     if missing_count > 0 {
         let more = if missing_count > LISTED { ", ..." } else { "" };
@@ -210,8 +241,15 @@ fn open_one(path: &Path, options: &ReaderOptions) -> io::Result<(File, Option<Di
     Ok((File::open(path)?, None))
 }
 
-fn check_aligned(opened: &OpenedDrive, alignment: DioAlignment) -> Result<(), ReaderError> {
+fn check_aligned(opened: &OpenedDrive, plan: &Plan, alignment: DioAlignment) -> Result<(), ReaderError> {
     let step = u64::from(alignment.offset_bytes);
+    if let Shape::Stripe { unit_bytes } = plan.shape
+        && unit_bytes % step.max(u64::from(alignment.memory_bytes)) != 0
+    {
+        let reason =
+            format!("stripes of {unit_bytes} bytes; direct reads there need a multiple of {step}: plan another unit");
+        return Err(opened.error(&opened.folder, reason));
+    }
     let off = opened.table.iter().flatten().flatten().find(|l| l.offset % step != 0);
     match off {
         None => Ok(()),

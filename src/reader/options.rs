@@ -70,8 +70,6 @@ pub struct ReaderOptions {
     /// asked of another home: 990 = the 99th. `None` = never.
     pub hedge_after_permille: Option<u16>,
     /// Rates known before the run, for dispatch to begin with; by drive, in any order, none needed.
-    /// For callers of the library: no file or flag sets them, for nothing in a record proves them yet.
-    #[serde(skip)]
     pub rates: Vec<KnownRate>,
     /// Read past the page cache.
     pub direct: bool,

@@ -181,7 +181,7 @@ impl ExpertReader {
         self.handle.lock().counters.drives[drive].prefetch.withdrawn.add(bytes);
         self.with_ahead(|_, ahead| {
             ahead.held_slots -= 1;
-            let reading = |s: &State| matches!(s, State::Reading { tag } if *tag == job.tag);
+            let reading = |s: &State<Landed>| matches!(s, State::Reading { tag } if *tag == job.tag);
             if let Some(forecast) = job.ahead.and_then(|id| ahead.get_mut(id)).filter(|f| reading(&f.state)) {
                 forecast.state = State::Waiting;
             }

@@ -15,6 +15,7 @@
 //! forgotten.
 
 use super::dispatch::DriveLoad;
+use crate::drive::profile::{DriveModel, Profile};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,6 +48,18 @@ pub struct KnownRate {
     pub bytes_per_s: u64,
     /// Fixed cost of a read, in nanoseconds.
     pub fixed_ns: u64,
+}
+
+impl KnownRate {
+    /// What `ceiling` measured of the drives in `profile`: the joint rate, and what a read costs before its first byte.
+    pub fn of_profile(profile: &Profile) -> Vec<Self> {
+        let known = |model: &DriveModel| Self {
+            drive: model.name.clone(),
+            bytes_per_s: model.bound_rate().bytes_per_s.max(1.0) as u64,
+            fixed_ns: model.bound_rate().fixed_ns,
+        };
+        profile.drives.iter().map(known).collect()
+    }
 }
 
 /// What a drive was found to do.
@@ -200,6 +213,11 @@ impl RateEstimator {
     pub fn seen(&self) -> SeenRate {
         let Line { ns_per_byte, fixed_ns } = self.line;
         SeenRate { bytes_per_s: 1e9 / ns_per_byte, fixed_ns, periods: self.periods }
+    }
+
+    /// Whether it began with a rate that was given, and has learnt nothing since.
+    pub fn trusts_given(&self) -> bool {
+        self.given && self.periods == 0
     }
 
     fn is_known(&self) -> bool {

@@ -317,7 +317,8 @@ fn a_drive_that_does_not_hold_the_plan_is_refused_before_the_run() {
     assert!(refused(&other).contains("5001"));
     let mut striped = plan.clone();
     striped.shape = Shape::Stripe { unit_bytes: 4096 };
-    assert!(refused(&striped).contains("whole"));
+    let ahead = ReaderOptions { prefetch: PrefetchPolicy::SameAsLast, ..options() };
+    assert!(open(&striped, &ahead).err().unwrap().to_string().contains("--prefetch none"));
     let mut homeless = plan.clone();
     homeless.layers.get_mut(&LAYERS[1]).unwrap().0[3].clear();
     assert!(refused(&homeless).contains("L4-E3"));

@@ -14,9 +14,11 @@ pub mod measured;
 pub mod rates;
 pub mod reissue;
 pub mod schedule;
+pub mod simulate;
 pub mod summary;
 pub mod verdict;
 pub mod windows;
+pub mod workload;
 
 use crate::bound::BoundError;
 use crate::reader::predict::table::TableError;

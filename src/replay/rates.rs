@@ -5,7 +5,7 @@ use crate::bound::{DriveRate, MAX_SUBSET_DRIVES, bound_drives_ns, bound_layout_n
 use crate::drive::profile::Profile;
 use crate::drive::units::{parse_duration_ns, parse_rate};
 use crate::ids::{DriveId, ExpertId, LayerId};
-use crate::layout::plan::Plan;
+use crate::layout::plan::{Plan, Shape};
 use crate::trace::events::{BarrierRecord, Outcome, ReadEvent, ReadResult};
 use crate::trace::log::{TraceDrive, TraceError};
 use crate::trace::stream::Stream;
@@ -79,6 +79,8 @@ pub enum HomesFrom {
 #[derive(Clone, Debug)]
 pub struct Homes {
     masks: HashMap<(LayerId, ExpertId), u64>,
+    /// Every drive has bytes of its own of each expert: none could be read elsewhere.
+    striped: bool,
     /// Where they come from.
     pub from: HomesFrom,
 }
@@ -98,7 +100,8 @@ impl Homes {
                 masks.insert((*layer, ExpertId(expert as u16)), homes.iter().map(bit).sum());
             }
         }
-        Ok(Self { masks, from: HomesFrom::Plan })
+        let striped = matches!(plan.shape, Shape::Stripe { .. });
+        Ok(Self { masks, striped, from: HomesFrom::Plan })
     }
 
     /// Those seen in a whole stream of reads.
@@ -110,7 +113,7 @@ impl Homes {
                     1u64.checked_shl(u32::from(read.drive.0)).unwrap_or(0);
             }
         }
-        Ok(Self { masks, from: HomesFrom::Trace })
+        Ok(Self { masks, striped: false, from: HomesFrom::Trace })
     }
 }
 
@@ -179,7 +182,7 @@ impl Bounds {
                     record.barrier, read.drive.0, read.expert.0, read.layer.0
                 )));
             }
-            self.items.push((read.bytes, homes));
+            self.items.push((read.bytes, if self.homes.striped { own } else { homes }));
         }
         let fail = |source| ReplayError::Bound { barrier: record.barrier, source };
         let total = self.items.iter().try_fold(0u64, |sum, i| sum.checked_add(i.0));
@@ -220,7 +223,7 @@ mod tests {
             device_number: 0,
         };
         let drives = [drive(0, "a"), drive(1, "b")];
-        let homes = || Homes { masks: HashMap::new(), from: HomesFrom::Trace };
+        let homes = || Homes { masks: HashMap::new(), striped: false, from: HomesFrom::Trace };
         let refuse = |text: &str, says: &str| {
             let message = Bounds::new(&drives, &parse_rates(text).unwrap(), homes()).unwrap_err().to_string();
             assert!(message.contains(says), "{message}");

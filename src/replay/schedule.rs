@@ -52,13 +52,13 @@ pub struct Schedule {
 
 /// What had to be assumed, counted.
 #[derive(Default)]
-struct Counts {
+pub(super) struct Counts {
     hit_experts: u64,
     hit_barriers: u64,
     no_routes: u64,
     prefetched: u64,
     failed: u64,
-    overlaps: u64,
+    pub(super) overlaps: u64,
 }
 
 impl Schedule {
@@ -116,7 +116,7 @@ impl Schedule {
 }
 
 /// Puts the experts that `record` demanded into `set`, ascending.
-fn demanded(
+pub(super) fn demanded(
     folder: &Path,
     record: &BarrierRecord,
     reads: &[ReadEvent],
@@ -158,7 +158,7 @@ fn demanded(
 }
 
 impl Counts {
-    fn said(&self, header: &TraceHeader, routed: bool) -> Vec<String> {
+    pub(super) fn said(&self, header: &TraceHeader, routed: bool) -> Vec<String> {
         let mut out = Vec::new();
         if let Some(imported) = &header.imported {
             out.push(format!("the recorded trace was imported from {}, with assumptions of its own", imported.format));
@@ -186,11 +186,11 @@ impl Counts {
 }
 
 /// The experts of each (pass, layer), ascending.
-struct Routes(HashMap<(u64, u16), Vec<u16>>);
+pub(super) struct Routes(HashMap<(u64, u16), Vec<u16>>);
 
 impl Routes {
     /// Those of `folder`; `None` when it has no such file. Rejected rows of a draft count: they were demanded too.
-    fn open(folder: &Path, lenient: bool, skipped: &mut Skipped) -> Result<Option<Self>, TraceError> {
+    pub(super) fn open(folder: &Path, lenient: bool, skipped: &mut Skipped) -> Result<Option<Self>, TraceError> {
         if !stream::has(folder, &schema::routes()) {
             return Ok(None);
         }

@@ -63,15 +63,30 @@ pub fn summarize(folder: &Path, drives: &[TraceDrive], lenient: bool) -> Result<
 
 /// Names the drives of sampled devices, as the trace's header knows them.
 pub fn attribute(rows: &mut [WindowRow], header: &TraceHeader) {
-    let Some(windows) = &header.windows else { return };
     for row in rows.iter_mut().filter(|r| r.scope == Scope::Device) {
-        let Some(device) = windows.devices.iter().find(|d| d.name == row.name) else { continue };
-        let on_it = header.drives.iter().filter(|d| device.drives.contains(&d.id)).map(|d| d.name.as_str());
-        let names = on_it.collect::<Vec<_>>().join(", ");
-        if !names.is_empty() {
-            row.drive = Some(if device.backing { format!("under {names}") } else { names });
+        if let Some(names) = drives_of_device(header, &row.name) {
+            row.drive = Some(names);
         }
     }
+}
+
+/// The drives whose bytes the device `name` moves, as `header` knows them; `None` = it says of none.
+pub fn drives_of_device(header: &TraceHeader, name: &str) -> Option<String> {
+    let device = header.windows.iter().flat_map(|w| &w.devices).find(|d| d.name == name);
+    let Some(device) = device else { return owner(&header.drives, Scope::Device, name) };
+    let on_it = header.drives.iter().filter(|d| device.drives.contains(&d.id)).map(|d| d.name.as_str());
+    let names = on_it.collect::<Vec<_>>().join(", ");
+    let said = if device.backing { format!("under {names}") } else { names.clone() };
+    (!names.is_empty()).then_some(said)
+}
+
+/// The drive that a row of this name is of, by the name alone.
+fn owner(drives: &[TraceDrive], scope: Scope, name: &str) -> Option<String> {
+    let is = |d: &&TraceDrive| match scope {
+        Scope::Drive => d.name == name,
+        Scope::Device => d.path.as_os_str() == name,
+    };
+    drives.iter().find(is).map(|d| d.name.clone())
 }
 
 /// Hands each window of `folder` to `each` with the end of the one before it of the same name (its own, if it is the
@@ -167,13 +182,9 @@ impl Sums {
 
     fn row(self, scope: Scope, name: String, drives: &[TraceDrive]) -> WindowRow {
         let span_ms = self.last_ms - self.first_ms;
-        let drive = drives.iter().find(|d| match scope {
-            Scope::Drive => d.name == name,
-            Scope::Device => d.path.as_os_str() == name.as_str(),
-        });
         WindowRow {
             scope,
-            drive: drive.map(|d| d.name.clone()),
+            drive: owner(drives, scope, &name),
             windows: self.rows - 1,
             span_ms,
             bytes: self.bytes,

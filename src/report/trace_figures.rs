@@ -104,7 +104,7 @@ pub fn figures(folder: &Path, step: Option<u64>, lenient: bool) -> Result<Vec<Na
     let header = read_header(folder)?;
     let has_reads = stream::has_reads(folder) || !stream::has_windows(folder);
     let mut seen = if has_reads { first_pass(folder, &header, lenient)? } else { Seen::default() };
-    let sampled = sampled(folder, &mut seen, has_reads, lenient)?;
+    let sampled = sampled(folder, &header, &mut seen, has_reads, lenient)?;
     let emulated = header.drives.iter().any(|d| d.emulated);
     let subtitle = match &header.imported {
         Some(imported) => format!("imported from {}", imported.format),
@@ -168,6 +168,7 @@ fn no_step(step: Option<u64>) -> TraceFigureError {
 /// everything that was sampled is the time to draw.
 fn sampled(
     folder: &Path,
+    header: &TraceHeader,
     seen: &mut Seen,
     has_reads: bool,
     lenient: bool,
@@ -180,7 +181,11 @@ fn sampled(
     if !has_reads {
         rows.extend(bins(Scope::Drive)?);
     }
-    rows.extend(bins(Scope::Device)?.into_iter().map(|(name, bins)| (format!("{name} (device)"), bins)));
+    let shown = |name: String| match windows::drives_of_device(header, &name) {
+        Some(drives) => format!("{name} (device of {drives})"),
+        None => format!("{name} (device)"),
+    };
+    rows.extend(bins(Scope::Device)?.into_iter().map(|(name, bins)| (shown(name), bins)));
     if !has_reads {
         let first = rows.iter().filter_map(|r| r.1.keys().next()).min().copied().unwrap_or(0);
         let last = rows.iter().filter_map(|r| r.1.keys().next_back()).max().copied().unwrap_or(first);

@@ -2,10 +2,11 @@
 //! does not hold counts as missing; reads experts only for a repair, and writes nothing.
 
 use super::{StageError, Work};
-use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::ids::DriveId;
 use crate::layout::plan::{Plan, PlanDrive};
-use crate::store::manifest::{Container, DRIVE_FILE, Digest, DriveExpert, DriveManifest, drive_folder};
-use std::collections::{BTreeMap, HashMap};
+use crate::store::manifest::{Container, DRIVE_FILE, Digest, DriveManifest, drive_folder};
+use crate::store::piece::{PackId, Piece, PieceKey};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -45,39 +46,40 @@ fn drive_work(
     }
     let mut manifest = on_disk.clone();
     forget_lost(&mut manifest, &folder).map_err(|(path, source)| fault(drive, path, source))?;
-    let mut look = Look { folder: &folder, buffer: vec![0; plan.expert_bytes as usize], open: None };
-    let mut missing: BTreeMap<LayerId, Vec<ExpertId>> = BTreeMap::new();
-    let (mut planned, mut spoiled) = (0, 0);
-    for (layer, expert) in plan.on_drive(id) {
+    let mut look = Look { folder: &folder, buffer: Vec::new(), open: None };
+    let mut missing: BTreeMap<PackId, Vec<(PieceKey, bool)>> = BTreeMap::new();
+    let (mut present, mut planned, mut spoiled) = (Vec::new(), 0, 0);
+    for key in plan.pieces_on(id) {
         planned += 1;
-        let Some(original) = source.find(layer, expert) else {
+        let Some(original) = source.find(key.layer, key.expert) else {
             return Err(StageError::Mismatch(format!(
-                "the plan places L{}-E{}, which the store does not hold; plan again with this store",
-                layer.0, expert.0
+                "the plan places {}-{}, which the store does not hold; plan again with this store",
+                key.layer, key.expert
             )));
         };
-        let sound = match manifest.find(layer, expert) {
+        let sound = match manifest.find_piece(&key) {
             None => false,
-            Some(entry) if repair => {
-                entry.digest == original.digest
-                    && look.digest(&manifest, layer, entry).map_err(|(path, source)| fault(drive, path, source))?
-                        == Some(original.digest)
+            Some(piece) if repair => {
+                piece.expert_digest == original.digest
+                    && look.digest(&manifest, &piece).map_err(|(path, source)| fault(drive, path, source))?
+                        == Some(piece.digest)
             }
-            Some(entry) if entry.digest != original.digest => {
+            Some(piece) if piece.expert_digest != original.digest => {
                 return Err(StageError::Mismatch(format!(
-                    "drive {}: {} gives L{}-E{} another digest than the store; stage again with --repair",
+                    "drive {}: {} gives {key} another digest than the store; stage again with --repair",
                     drive.name,
                     folder.join(DRIVE_FILE).display(),
-                    layer.0,
-                    expert.0
                 )));
             }
             Some(_) => true,
         };
-        if !sound {
-            spoiled += usize::from(on_disk.find(layer, expert).is_some());
-            forget(&mut manifest, layer, expert);
-            missing.entry(layer).or_default().push(expert);
+        if sound {
+            present.push(key);
+        } else {
+            let named = on_disk.find_piece(&key).is_some();
+            spoiled += usize::from(named);
+            manifest.remove(&key);
+            missing.entry(key.pack()).or_default().push((key, !named));
         }
     }
     if manifest.container == Container::Files && !missing.is_empty() {
@@ -87,54 +89,42 @@ fn drive_work(
             folder.display()
         )));
     }
-    Ok(Work { name: drive.name.clone(), folder, manifest, planned, spoiled, missing })
+    Ok(Work { name: drive.name.clone(), folder, manifest, planned, spoiled, present, missing })
 }
 
 fn fault(drive: &PlanDrive, path: PathBuf, source: std::io::Error) -> StageError {
     StageError::Io { drive: drive.name.clone(), path, source }
 }
 
-/// Takes experts out of `manifest` whose file is gone or ends before them.
-fn forget_lost(manifest: &mut DriveManifest, folder: &Path) -> Result<(), (PathBuf, std::io::Error)> {
+/// Takes pieces out of `manifest` whose file is gone or ends before them.
+pub(super) fn forget_lost(manifest: &mut DriveManifest, folder: &Path) -> Result<(), (PathBuf, std::io::Error)> {
     let mut lengths: HashMap<String, u64> = HashMap::new();
-    let mut lost: Vec<(LayerId, ExpertId)> = Vec::new();
-    for (&layer, row) in &manifest.layers {
-        for entry in row {
-            let (name, extent) = manifest.locate(layer, entry);
-            let len = match lengths.get(&name) {
-                Some(&len) => len,
-                None => {
-                    let path = folder.join(&name);
-                    let len = match std::fs::metadata(&path) {
-                        Ok(metadata) => metadata.len(),
-                        Err(e) if e.kind() == ErrorKind::NotFound => 0,
-                        Err(e) => return Err((path, e)),
-                    };
-                    *lengths.entry(name).or_insert(len)
-                }
-            };
-            if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-                lost.push((layer, entry.expert));
+    let mut lost: HashSet<PieceKey> = HashSet::new();
+    for piece in manifest.pieces() {
+        let (name, extent) = manifest.locate_piece(&piece);
+        let len = match lengths.get(&name) {
+            Some(&len) => len,
+            None => {
+                let path = folder.join(&name);
+                let len = match std::fs::metadata(&path) {
+                    Ok(metadata) => metadata.len(),
+                    Err(e) if e.kind() == ErrorKind::NotFound => 0,
+                    Err(e) => return Err((path, e)),
+                };
+                *lengths.entry(name).or_insert(len)
             }
+        };
+        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
+            lost.insert(piece.key);
         }
     }
-    for (layer, expert) in lost {
-        forget(manifest, layer, expert);
+    if !lost.is_empty() {
+        manifest.retain(|key| !lost.contains(key));
     }
     Ok(())
 }
 
-/// Takes one expert out of `manifest`, and its layer if it was the last.
-fn forget(manifest: &mut DriveManifest, layer: LayerId, expert: ExpertId) {
-    if let Some(row) = manifest.layers.get_mut(&layer) {
-        row.retain(|e| e.expert != expert);
-        if row.is_empty() {
-            manifest.layers.remove(&layer);
-        }
-    }
-}
-
-/// Reads experts back, past the page cache where the system allows it.
+/// Reads pieces back, past the page cache where the system allows it.
 struct Look<'a> {
     folder: &'a Path,
     buffer: Vec<u8>,
@@ -143,13 +133,8 @@ struct Look<'a> {
 
 impl Look<'_> {
     /// Digest of what lies there; `None` where it cannot be read, which is as good as wrong.
-    fn digest(
-        &mut self,
-        manifest: &DriveManifest,
-        layer: LayerId,
-        entry: &DriveExpert,
-    ) -> Result<Option<Digest>, (PathBuf, std::io::Error)> {
-        let (name, extent) = manifest.locate(layer, entry);
+    fn digest(&mut self, manifest: &DriveManifest, piece: &Piece) -> Result<Option<Digest>, (PathBuf, std::io::Error)> {
+        let (name, extent) = manifest.locate_piece(piece);
         let (_, file) = match self.open.take() {
             Some(same) if same.0 == name => self.open.insert(same),
             _ => {
@@ -159,6 +144,7 @@ impl Look<'_> {
                 self.open.insert((name, file))
             }
         };
+        self.buffer.resize(extent.len as usize, 0);
         let read = file.read_exact_at(&mut self.buffer, extent.offset);
         Ok(read.is_ok().then(|| Digest::of(&self.buffer)))
     }

@@ -3,22 +3,35 @@
 //!
 //! Order of writes, so that a stop at any moment loses nothing: experts go into slots that no manifest names, the
 //! pack is fsynced, the new bytes are read back past the page cache and their digests compared, and only then the new
-//! `drive.json` replaces the old one. That happens layer by layer, so a later run continues where this one ended.
-
+//! `drive.json` replaces the old one. That happens pack by pack, so a later run continues where this one ended.
+//! Freeing (`prune`, `rollback`) goes the other way: first the manifest without the slots, then their space.
 //!
-//! One stage at a time writes to a drive: two would give the same free slot to different experts.
+//! One process at a time writes to a drive: two would give the same free slot to different experts. Adding disturbs no run
+//! that reads the drive, because slots that a durable manifest names are not written; freeing waits for such runs.
 
 mod compare;
 mod copy;
+mod free;
+mod journal;
+mod lock;
+mod pace;
+pub mod placed;
+mod placed_copy;
+mod placed_state;
+pub mod prune;
+pub mod rollback;
 
-use crate::ids::{ExpertId, LayerId};
-use crate::layout::plan::{Plan, PlanError, Shape};
+use crate::layout::plan::{Plan, PlanError};
 use crate::store::import::Progress;
 use crate::store::manifest::{Digest, DriveManifest, ManifestError, StoreManifest, drive_folder};
+use crate::store::piece::{PackId, PieceKey};
+use crate::sys::lock::Held;
 use compare::plan_work;
+use lock::lock_mounts;
+use pace::Pace;
 use std::collections::BTreeMap;
-use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Space that staging leaves free on a drive unless told otherwise.
 pub const DEFAULT_MARGIN_BYTES: u64 = 256 << 20;
@@ -59,13 +72,25 @@ pub enum StageError {
         /// Bytes free.
         free_bytes: u64,
     },
-    /// Another process stages to the drive.
-    #[error("drive {drive} ({}): another `argodrive stage` is writing to it; wait for it to end", path.display())]
+    /// Another process writes to the drive.
+    #[error("drive {drive} ({}): another `argodrive stage` or `prune` ({held}) is writing to it; wait for it to end", path.display())]
     Busy {
         /// Drive name.
         drive: String,
         /// Its folder.
         path: PathBuf,
+        /// Who it is.
+        held: Held,
+    },
+    /// A run reads what would be freed.
+    #[error("drive {drive} ({}): a run ({held}) is reading from it, and what it reads must stay; wait for it to end", path.display())]
+    InUse {
+        /// Drive name.
+        drive: String,
+        /// Its folder of the model.
+        path: PathBuf,
+        /// Who it is.
+        held: Held,
     },
     /// The plan and the store or drive do not belong together.
     #[error("{0}")]
@@ -81,10 +106,8 @@ pub struct DigestFault {
     pub path: PathBuf,
     /// First byte of the expert.
     pub offset: u64,
-    /// Layer.
-    pub layer: LayerId,
-    /// Expert.
-    pub expert: ExpertId,
+    /// The expert, or its part.
+    pub key: PieceKey,
     /// Digest of the bytes.
     pub seen: Digest,
     /// Digest in the manifest.
@@ -95,10 +118,10 @@ pub struct DigestFault {
 
 impl std::fmt::Display for DigestFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { drive, path, offset, layer, expert, seen, expected, advice } = self;
+        let Self { drive, path, offset, key, seen, expected, advice } = self;
         write!(
             f,
-            "drive {drive}: {} at offset {offset}: {layer}-{expert} has digest {seen}, its manifest says {expected}; {advice}",
+            "drive {drive}: {} at offset {offset}: {key} has digest {seen}, its manifest says {expected}; {advice}",
             path.display()
         )
     }
@@ -113,11 +136,13 @@ pub struct StageOptions {
     pub margin_bytes: u64,
     /// Read back what is there already, and copy again what is wrong.
     pub repair: bool,
+    /// Payload bytes per second that are copied at most, all drives together; `None` = no limit.
+    pub rate_bytes_per_s: Option<u64>,
 }
 
 impl Default for StageOptions {
     fn default() -> Self {
-        Self { dry_run: false, margin_bytes: DEFAULT_MARGIN_BYTES, repair: false }
+        Self { dry_run: false, margin_bytes: DEFAULT_MARGIN_BYTES, repair: false, rate_bytes_per_s: None }
     }
 }
 
@@ -128,31 +153,52 @@ pub struct DriveReport {
     pub name: String,
     /// The drive's folder of this model.
     pub folder: PathBuf,
-    /// Experts the plan wants there.
+    /// Experts, or parts of striped ones, that the plan wants there.
     pub planned: usize,
-    /// Experts that were there already, whole as far as was looked.
+    /// Of these, there already, whole as far as was looked.
     pub present: usize,
-    /// Planned experts that `drive.json` names, but whose bytes are gone, or wrong (told only by a repair).
+    /// Planned ones that `drive.json` names, but whose bytes are gone, or wrong (told only by a repair).
     pub spoiled: usize,
-    /// Experts copied (or to be copied in a dry run).
+    /// Copied (or to be copied in a dry run).
     pub copied: usize,
     /// Payload bytes of those.
     pub copied_bytes: u64,
+    /// Time that the copy waited for the rate limit.
+    pub waited_ns: u64,
 }
 
-/// One drive's missing experts.
+/// What is missing on one drive.
 struct Work {
     name: String,
     folder: PathBuf,
     manifest: DriveManifest,
     planned: usize,
     spoiled: usize,
-    missing: BTreeMap<LayerId, Vec<ExpertId>>,
+    /// Planned pieces that are there.
+    present: Vec<PieceKey>,
+    /// By pack; `true` = not named by `drive.json` before.
+    missing: BTreeMap<PackId, Vec<(PieceKey, bool)>>,
 }
 
 impl Work {
     fn missing_count(&self) -> usize {
         self.missing.values().map(Vec::len).sum()
+    }
+
+    fn missing_bytes(&self) -> u64 {
+        let keys = self.missing.values().flatten();
+        keys.map(|(key, _)| key.bytes(self.manifest.expert_bytes)).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of slots that the missing pieces take.
+    fn slot_bytes(&self) -> u64 {
+        let of = |(pack, keys): (&PackId, &Vec<_>)| keys.len() as u64 * self.manifest.slot_bytes_of(pack);
+        self.missing.iter().map(of).fold(0, u64::saturating_add)
+    }
+
+    fn fault(&self, path: &Path) -> impl FnOnce(std::io::Error) -> StageError + use<> {
+        let (drive, path) = (self.name.clone(), path.to_path_buf());
+        move |source| StageError::Io { drive, path, source }
     }
 }
 
@@ -164,119 +210,164 @@ pub fn stage(
     options: StageOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<DriveReport>, StageError> {
-    let manifest = StoreManifest::open(store)?;
-    if manifest.model_id != plan.model_id {
-        return Err(StageError::Mismatch(format!(
-            "the plan is for model {}, the store {} holds {}; plan again with this store, or name the right one with --store",
-            plan.model_id,
-            store.display(),
-            manifest.model_id
-        )));
+    check_store(plan, store)?;
+    if options.rate_bytes_per_s == Some(0) {
+        return Err(StageError::Mismatch("a rate limit of 0 would never end; leave --rate out for no limit".into()));
     }
-    if mounts.len() != plan.drives.len() {
-        return Err(StageError::Mismatch(format!(
-            "the plan has {} drives, {} paths were given",
-            plan.drives.len(),
-            mounts.len()
-        )));
-    }
-    if plan.shape != Shape::Whole {
-        return Err(StageError::Mismatch("this version stages whole experts only; the plan stripes them".into()));
-    }
+    let plan_hash = plan.hash()?;
     let source_folder = drive_folder(store, &plan.model_id);
     let source = DriveManifest::open(&source_folder)?;
     check_mounts(plan, mounts)?;
     // Held until everything is published.
-    let _locks = if options.dry_run { Vec::new() } else { lock(plan, mounts)? };
+    let _locks = if options.dry_run { Vec::new() } else { lock_mounts(plan, mounts)? };
     let work = plan_work(plan, mounts, &source, options.repair)?;
-    for item in &work {
-        check_space(item, options.margin_bytes)?;
-    }
-    let total_bytes = work.iter().map(|w| w.missing_count() as u64 * plan.expert_bytes).sum();
+    check_space(&work, options.margin_bytes)?;
+    let total_bytes = work.iter().map(Work::missing_bytes).sum();
     let mut done_bytes = 0;
     let mut reports = Vec::with_capacity(work.len());
+    let mut pace = PacedCopy::new(options.rate_bytes_per_s);
     for mut item in work {
         let copied = item.missing_count();
-        let report = DriveReport {
+        let mut report = DriveReport {
             name: item.name.clone(),
             folder: item.folder.clone(),
             planned: item.planned,
             present: item.planned - copied,
             spoiled: item.spoiled,
             copied,
-            copied_bytes: copied as u64 * plan.expert_bytes,
+            copied_bytes: item.missing_bytes(),
+            waited_ns: 0,
         };
-        if !options.dry_run && copied > 0 {
+        if !options.dry_run {
+            let waited_before = pace.waited_ns;
             let tick = &mut |bytes| {
                 done_bytes += bytes;
                 progress(Progress { done_bytes, total_bytes });
             };
-            copy::fill_drive(&mut item, &source_folder, &source, tick)?;
+            copy::fill_drive(&mut item, &plan_hash, &source_folder, &source, &mut pace, tick)?;
+            report.waited_ns = pace.waited_ns - waited_before;
         }
         reports.push(report);
+    }
+    if let Some(last) = reports.iter_mut().rfind(|r| r.copied > 0 && !options.dry_run) {
+        last.waited_ns += pace.finish();
     }
     Ok(reports)
 }
 
-/// Every mount is a folder of its own.
+/// The rate limit on the real clock.
+struct PacedCopy {
+    pace: Pace,
+    begun: Instant,
+    waited_ns: u64,
+}
+
+impl PacedCopy {
+    fn new(bytes_per_s: Option<u64>) -> Self {
+        Self { pace: Pace::new(bytes_per_s), begun: Instant::now(), waited_ns: 0 }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits until `bytes` may be copied.
+    fn before(&mut self, bytes: u64) {
+        let wait = self.pace.wait_ns(self.now_ns(), bytes);
+        self.sleep(wait);
+    }
+
+    /// Waits out the time of the last bytes; returns how long.
+    fn finish(&mut self) -> u64 {
+        let wait = self.pace.rest_ns(self.now_ns());
+        self.sleep(wait);
+        wait
+    }
+
+    fn sleep(&mut self, wait_ns: u64) {
+        if wait_ns > 0 {
+            std::thread::sleep(Duration::from_nanos(wait_ns));
+            self.waited_ns += wait_ns;
+        }
+    }
+}
+
+/// The store is there and holds the plan's model.
+fn check_store(plan: &Plan, store: &Path) -> Result<(), StageError> {
+    let manifest = StoreManifest::open(store)?;
+    if manifest.model_id == plan.model_id {
+        return Ok(());
+    }
+    Err(StageError::Mismatch(format!(
+        "the plan is for model {}, the store {} holds {}; plan again with this store, or name the right one with --store",
+        plan.model_id,
+        store.display(),
+        manifest.model_id
+    )))
+}
+
+/// Every mount is a folder of its own, and none lies inside another.
 fn check_mounts(plan: &Plan, mounts: &[PathBuf]) -> Result<(), StageError> {
-    let mut seen: BTreeMap<PathBuf, &str> = BTreeMap::new();
+    if mounts.len() != plan.drives.len() {
+        let (drives, paths) = (plan.drives.len(), mounts.len());
+        return Err(StageError::Mismatch(format!("the plan has {drives} drives, {paths} paths were given")));
+    }
+    let mut seen: Vec<(PathBuf, &str)> = Vec::new();
     for (drive, mount) in plan.drives.iter().zip(mounts) {
+        let name = drive.name.as_str();
         let folder = mount.canonicalize().ok().filter(|m| m.is_dir()).ok_or_else(|| {
             StageError::Mismatch(format!(
-                "drive {} ({}) is not a folder; mount it, or correct its path in drives.toml",
-                drive.name,
+                "drive {name} ({}) is not a folder; mount it, or correct its path in drives.toml",
                 mount.display()
             ))
         })?;
-        if let Some(other) = seen.insert(folder, &drive.name) {
-            return Err(StageError::Mismatch(format!(
-                "drives {other} and {} are the same folder ({}); correct one of the paths in drives.toml",
-                drive.name,
-                mount.display()
-            )));
+        for (other, owner) in &seen {
+            let advice = "correct one of the paths in drives.toml";
+            if *other == folder {
+                let at = mount.display();
+                return Err(StageError::Mismatch(format!(
+                    "drives {owner} and {name} are the same folder ({at}); {advice}"
+                )));
+            }
+            if let Some((inner, outer)) = match (folder.starts_with(other), other.starts_with(&folder)) {
+                (true, _) => Some((name, *owner)),
+                (_, true) => Some((*owner, name)),
+                _ => None,
+            } {
+                let (a, b) = (folder.display(), other.display());
+                return Err(StageError::Mismatch(format!(
+                    "drive {inner} lies inside drive {outer} ({a}, {b}); one drive would count the other's bytes: {advice}"
+                )));
+            }
+        }
+        seen.push((folder, name));
+    }
+    Ok(())
+}
+
+/// Every file system has room for what its drives will get, and the margin.
+fn check_space(work: &[Work], margin_bytes: u64) -> Result<(), StageError> {
+    // Drives on one file system share its space.
+    let mut groups: BTreeMap<u64, (Vec<&str>, &Work, u64)> = BTreeMap::new();
+    for item in work.iter().filter(|w| w.missing_count() > 0) {
+        let mount = existing(&item.folder);
+        let device = crate::sys::space::device_number(mount).map_err(item.fault(mount))?;
+        let group = groups.entry(device).or_insert((Vec::new(), item, 0));
+        group.0.push(&item.name);
+        group.2 = group.2.saturating_add(item.slot_bytes());
+    }
+    for (names, item, need_bytes) in groups.into_values() {
+        let mount = existing(&item.folder);
+        let free_bytes = crate::sys::space::free_bytes(mount).map_err(item.fault(mount))?;
+        if free_bytes < need_bytes.saturating_add(margin_bytes) {
+            let (drive, path) = (names.join(", "), mount.to_path_buf());
+            return Err(StageError::Space { drive, path, need_bytes, margin_bytes, free_bytes });
         }
     }
     Ok(())
 }
 
-/// Keeps other stages away from the drives for as long as the files are open.
-fn lock(plan: &Plan, mounts: &[PathBuf]) -> Result<Vec<File>, StageError> {
-    let mut locks = Vec::with_capacity(mounts.len());
-    for (drive, mount) in plan.drives.iter().zip(mounts) {
-        let (drive, path) = (drive.name.clone(), mount.clone());
-        let file = match File::open(mount) {
-            Ok(file) => file,
-            Err(source) => return Err(StageError::Io { drive, path, source }),
-        };
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => return Err(StageError::Busy { drive, path }),
-            // Some network file systems cannot lock a folder; staging alone there works as before.
-            Ok(()) | Err(TryLockError::Error(_)) => locks.push(file),
-        }
-    }
-    Ok(locks)
-}
-
-fn check_space(work: &Work, margin_bytes: u64) -> Result<(), StageError> {
-    let need_bytes = work.missing_count() as u64 * work.manifest.slot_bytes;
-    if need_bytes == 0 {
-        return Ok(());
-    }
-    let mount = work.folder.ancestors().find(|p| p.is_dir()).unwrap_or(&work.folder);
-    let free_bytes = crate::sys::space::free_bytes(mount).map_err(|source| StageError::Io {
-        drive: work.name.clone(),
-        path: mount.to_path_buf(),
-        source,
-    })?;
-    if free_bytes < need_bytes.saturating_add(margin_bytes) {
-        return Err(StageError::Space {
-            drive: work.name.clone(),
-            path: mount.to_path_buf(),
-            need_bytes,
-            margin_bytes,
-            free_bytes,
-        });
-    }
-    Ok(())
+/// The nearest folder that is there.
+fn existing(folder: &Path) -> &Path {
+    folder.ancestors().find(|p| p.is_dir()).unwrap_or(folder)
 }

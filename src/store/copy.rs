@@ -14,10 +14,10 @@ use xxhash_rust::xxh3::Xxh3;
 const GROUP: u64 = 32;
 
 /// Takes a piece of a tensor: its offset in the tensor, its bytes.
-pub(super) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), ImportError> + 'a;
+pub(crate) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), ImportError> + 'a;
 
 /// Reads a tensor piece by piece, hands each to `sink` with its offset in the tensor, and digests them all.
-pub(super) fn stream(
+pub(crate) fn stream(
     reader: &mut TensorReader<'_>,
     place: &Place,
     buffer: &mut [u8],
@@ -37,7 +37,7 @@ pub(super) fn stream(
 }
 
 /// Fills `buffer` (one expert long) with the six planes of an expert in slot order; refuses scales that are NaN.
-pub(super) fn read_expert(
+pub(crate) fn read_expert(
     source: &Checkpoint,
     reader: &mut TensorReader<'_>,
     layer: LayerId,
@@ -54,31 +54,38 @@ pub(super) fn read_expert(
         let (plane, tail) = rest.split_at_mut_checked(place.extent.len as usize).ok_or_else(missing)?;
         rest = tail;
         reader.read(place, 0, plane)?;
-        // odd planes are scales; E8M0 has no other value that is not a number
-        if index % 2 == 1
-            && let Some(at) = plane.iter().position(|scale| *scale == 255)
-        {
-            let columns =
-                source.config().moe.as_ref().map_or(GROUP, |m| {
-                    (if EXPERT_PLANES[index].starts_with("w2") { m.width } else { m.latent }) as u64
-                });
-            let groups = columns / GROUP;
+        if let Some((row, group)) = nan_scale(source, index, plane) {
             return Err(ImportError::NanScale {
                 path: source.shard_path(place.shard),
-                tensor: format!(
-                    "{TEXT_PREFIX}model.layers.{}.block_sparse_moe.experts.{}.{}",
-                    layer.0, expert.0, EXPERT_PLANES[index]
-                ),
-                row: at as u64 / groups,
-                group: at as u64 % groups,
+                tensor: format!("{TEXT_PREFIX}{}", plane_name(layer, expert, index)),
+                row,
+                group,
             });
         }
     }
     Ok(())
 }
 
+/// Name of an expert's plane, without prefix.
+pub(super) fn plane_name(layer: LayerId, expert: ExpertId, plane: usize) -> String {
+    format!("model.layers.{}.block_sparse_moe.experts.{}.{}", layer.0, expert.0, EXPERT_PLANES[plane])
+}
+
+/// Row and group of the first scale of plane number `index` that is no number; planes of codes have none.
+pub(super) fn nan_scale(source: &Checkpoint, index: usize, plane: &[u8]) -> Option<(u64, u64)> {
+    // odd planes are scales; E8M0 has no other value that is not a number
+    let at = if index % 2 == 1 { plane.iter().position(|scale| *scale == 255)? } else { return None };
+    let columns = source
+        .config()
+        .moe
+        .as_ref()
+        .map_or(GROUP, |m| (if EXPERT_PLANES[index].starts_with("w2") { m.width } else { m.latent }) as u64);
+    let groups = columns / GROUP;
+    Some((at as u64 / groups, at as u64 % groups))
+}
+
 /// Asks the kernel to fetch an expert's planes while the one before it is being hashed and written.
-pub(super) fn read_ahead(source: &Checkpoint, reader: &mut TensorReader<'_>, layer: LayerId, expert: ExpertId) {
+pub(crate) fn read_ahead(source: &Checkpoint, reader: &mut TensorReader<'_>, layer: LayerId, expert: ExpertId) {
     for place in source.planes(layer, expert).into_iter().flatten() {
         if let Ok(file) = reader.file(place.shard) {
             // advice only
@@ -88,7 +95,7 @@ pub(super) fn read_ahead(source: &Checkpoint, reader: &mut TensorReader<'_>, lay
 }
 
 /// Both manifests of a store, still without the model's id, from the digests of all items.
-pub(super) fn manifests(
+pub(crate) fn manifests(
     source: &Checkpoint,
     layout: &Layout,
     digest: &dyn Fn(Item) -> Digest,

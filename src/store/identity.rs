@@ -4,6 +4,7 @@
 use super::manifest::{Digest, DriveManifest, StoreManifest, TrunkTensor};
 use crate::ids::LayerId;
 use crate::model::checkpoint::Checkpoint;
+use crate::model::config::ModelConfig;
 use crate::model::tensors::DType;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -29,6 +30,26 @@ pub fn model_id(store: &StoreManifest, drive: &DriveManifest) -> String {
         hash.update(&expert.digest.0.to_le_bytes());
     }
     format!("{:032x}", hash.digest128())
+}
+
+/// How the id of a model begins of which only the geometry is known.
+const PROVISIONAL: &str = "geometry";
+
+/// The provisional id of a model of which only `config.json` is known: what a plan carries that is made before the weights
+/// are there. An import binds such a plan to the id of the model that it finds.
+pub fn geometry_id(config_bytes: &[u8], config: &ModelConfig) -> String {
+    let moe_layers: Vec<LayerId> = config.moe_layers().map(|l| LayerId(l as u16)).collect();
+    let (experts, expert_bytes) = config.moe.as_ref().map_or((0, 0), |m| (m.experts as u32, m.expert_bytes()));
+    let mut hash = Xxh3::new();
+    hash.update(b"argodrive geometry 1\n");
+    hash.update(&Digest::of(config_bytes).0.to_le_bytes());
+    hash_table(&mut hash, std::iter::empty(), &Geometry { moe_layers: &moe_layers, experts, expert_bytes });
+    format!("{PROVISIONAL}{:032x}", hash.digest128())
+}
+
+/// Whether an id is of a geometry and not of a model.
+pub fn is_provisional(model_id: &str) -> bool {
+    model_id.starts_with(PROVISIONAL)
 }
 
 /// Digest of a checkpoint's tensor table alone: names, types, shapes and the experts' geometry.

@@ -5,13 +5,14 @@
 use super::copy::{manifests, read_ahead, read_expert, stream};
 use super::journal::{Item, JOURNAL_FILE, Journal};
 use super::manifest::{
-    Digest, DriveManifest, ManifestError, STORE_FILE, StoreManifest, TRUNK_ALIGN, TRUNK_FILE, drive_folder, pack_name,
+    Digest, DriveManifest, ManifestError, STORE_FILE, StoreManifest, TRUNK_FILE, drive_folder, pack_name,
 };
 use super::target::Target;
-use super::{confirm, identity};
+use super::{confirm, identity, trunk};
 use crate::ids::{ExpertId, LayerId};
 use crate::model::checkpoint::{CONFIG_FILE, Checkpoint, GENERATION_FILE, read_bounded};
 use crate::model::safetensors::CheckpointError;
+use crate::model::tensors::trunk_tensors;
 use crate::sys::{durable, space};
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -27,7 +28,7 @@ const MAX_SIDE_BYTES: u64 = 128 << 20;
 /// Bytes of a trunk tensor that are in memory at a time.
 const CHUNK_BYTES: usize = 4 << 20;
 /// Free space wanted beyond the data itself, for manifests, journal and side files.
-const SPARE_BYTES: u64 = 16 << 20;
+pub(crate) const SPARE_BYTES: u64 = 16 << 20;
 
 /// Why an import stopped.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +56,7 @@ pub enum ImportError {
         source: std::io::Error,
     },
     /// There is not enough room to begin.
-    #[error("{}: not enough free space: needs {needs} bytes, has {has}; free some or choose another --store", store.display())]
+    #[error("{}: not enough free space: needs {needs} bytes, has {has}; free some or choose another folder", store.display())]
     NoSpace {
         /// The store.
         store: PathBuf,
@@ -109,7 +110,7 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    pub(super) fn io(path: &Path, source: std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ImportError::DiskFull { path, source },
@@ -211,30 +212,26 @@ pub fn import(
 }
 
 /// Where everything goes; follows from the checkpoint's table alone.
-pub(super) struct Layout {
-    pub(super) trunk_offsets: Vec<u64>,
-    trunk_file_bytes: u64,
+pub(crate) struct Layout {
+    pub(crate) trunk_offsets: Vec<u64>,
+    pub(crate) trunk_file_bytes: u64,
     trunk_payload: u64,
-    pub(super) expert_bytes: u64,
+    pub(crate) expert_bytes: u64,
     slot_bytes: u64,
-    pub(super) experts: u32,
-    expert_count: u64,
+    pub(crate) experts: u32,
+    pub(crate) expert_count: u64,
 }
 
 impl Layout {
-    pub(super) fn of(source: &Checkpoint) -> Self {
+    pub(crate) fn of(source: &Checkpoint) -> Self {
         // shard sizes bound every sum: each tensor was checked to lie inside its file
-        let (mut offset, mut payload, mut trunk_offsets) = (0u64, 0u64, Vec::new());
-        for tensor in source.trunk() {
-            trunk_offsets.push(offset);
-            payload += tensor.place.extent.len;
-            offset = (offset + tensor.place.extent.len).next_multiple_of(TRUNK_ALIGN);
-        }
+        let bytes = || source.trunk().iter().map(|tensor| tensor.place.extent.len);
+        let (trunk_offsets, trunk_file_bytes) = trunk::place(bytes()).unwrap_or_default();
         let expert_bytes = source.expert_bytes();
         Self {
             trunk_offsets,
-            trunk_file_bytes: offset,
-            trunk_payload: payload,
+            trunk_file_bytes,
+            trunk_payload: bytes().sum(),
             expert_bytes,
             slot_bytes: DriveManifest::empty("", expert_bytes).slot_bytes,
             experts: source.experts(),
@@ -242,11 +239,24 @@ impl Layout {
         }
     }
 
+    /// The same from the configuration alone, with room for every tensor as the release stores it; `None` beyond 64 bits.
+    pub(crate) fn of_config(source: &Checkpoint) -> Option<Self> {
+        let config = source.config();
+        let stored = |s: crate::model::tensors::TensorSpec| {
+            let s = s.as_stored(config);
+            trunk::byte_len(&s.shape, s.dtype)
+        };
+        let bytes: Vec<u64> = trunk_tensors(config).into_iter().map(stored).collect::<Option<_>>()?;
+        let (trunk_offsets, trunk_file_bytes) = trunk::place(bytes.iter().copied())?;
+        let trunk_payload = bytes.iter().try_fold(0u64, |sum, b| sum.checked_add(*b))?;
+        Some(Self { trunk_offsets, trunk_file_bytes, trunk_payload, ..Self::of(source) })
+    }
+
     fn pack_bytes(&self) -> u64 {
         self.slot_bytes * u64::from(self.experts)
     }
 
-    pub(super) fn total_bytes(&self) -> u64 {
+    pub(crate) fn total_bytes(&self) -> u64 {
         self.trunk_payload + self.expert_bytes * self.expert_count
     }
 }
@@ -405,21 +415,8 @@ impl Import<'_> {
             let parent = self.store.join("argodrive");
             durable::sync_folder(&parent).map_err(|e| ImportError::io(&parent, e))?;
         }
-        let mut side_files = Vec::new();
-        for name in SIDE_FILES {
-            let from = self.source.folder().join(name);
-            if from.exists() {
-                let bytes = read_bounded(&from, MAX_SIDE_BYTES)?;
-                let to = self.store.join(name);
-                durable::write_atomic(&to, &bytes).map_err(|e| ImportError::io(&to, e))?;
-                side_files.push(name.to_string());
-            }
-        }
-        let to = self.store.join(CONFIG_FILE);
-        durable::write_atomic(&to, self.source.config_bytes()).map_err(|e| ImportError::io(&to, e))?;
-        store.save(self.store)?;
+        let side_files = publish_store(self.source, self.store, &store)?;
         self.journal.remove()?;
-        remove_leftovers(self.store);
         Ok(ImportReport {
             manifest: store,
             was_complete: false,
@@ -434,13 +431,37 @@ impl Import<'_> {
     }
 }
 
+/// The last steps of everything that makes a store: side files, `config.json`, and `store.json` at the end. Returns
+/// the side files.
+pub(crate) fn publish_store(
+    source: &Checkpoint,
+    store: &Path,
+    manifest: &StoreManifest,
+) -> Result<Vec<String>, ImportError> {
+    let mut side_files = Vec::new();
+    for name in SIDE_FILES {
+        let from = source.folder().join(name);
+        if from.exists() {
+            let bytes = read_bounded(&from, MAX_SIDE_BYTES)?;
+            let to = store.join(name);
+            durable::write_atomic(&to, &bytes).map_err(|e| ImportError::io(&to, e))?;
+            side_files.push(name.to_string());
+        }
+    }
+    let to = store.join(CONFIG_FILE);
+    durable::write_atomic(&to, source.config_bytes()).map_err(|e| ImportError::io(&to, e))?;
+    manifest.save(store)?;
+    remove_leftovers(store);
+    Ok(side_files)
+}
+
 /// Commits what was finished, also after a failure; the failure wins.
 fn settle(copied: Result<(), ImportError>, target: &mut Target, journal: &mut Journal) -> Result<(), ImportError> {
     let committed = target.commit(journal);
     copied.and(committed)
 }
 
-fn refuse_same_folder(checkpoint: &Path, store: &Path) -> Result<(), ImportError> {
+pub(crate) fn refuse_same_folder(checkpoint: &Path, store: &Path) -> Result<(), ImportError> {
     let real = |p: &Path| p.canonicalize().map_err(|e| ImportError::io(p, e));
     if real(checkpoint)? == real(store)? {
         let reason = "is the checkpoint's own folder; --store must be another one".into();
@@ -450,7 +471,7 @@ fn refuse_same_folder(checkpoint: &Path, store: &Path) -> Result<(), ImportError
 }
 
 /// A folder that is no store must not hold files that an import would write over.
-fn refuse_foreign_files(store: &Path) -> Result<(), ImportError> {
+pub(crate) fn refuse_foreign_files(store: &Path) -> Result<(), ImportError> {
     if store.join(JOURNAL_FILE).exists() {
         return Ok(());
     }

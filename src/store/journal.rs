@@ -77,6 +77,26 @@ pub struct Journal {
 impl Journal {
     /// Opens or begins the journal of an import of `checkpoint` into `store`; returns what was done before.
     pub fn open(store: &Path, checkpoint: &Checkpoint) -> Result<(Self, Vec<(Item, Digest)>), ImportError> {
+        let now = Header::of(checkpoint);
+        let text = serde_json::to_string(&now).map_err(|e| ImportError::io(&store.join(JOURNAL_FILE), e.into()))?;
+        let differs = |text: &str| match serde_json::from_str::<Header>(text) {
+            Ok(then) => then.difference(&now),
+            Err(_) => Some("it was begun by another command or another version of this program".into()),
+        };
+        let mut items = Vec::new();
+        let mut accept = |line: &str| parse_item(line).map(|item| items.push(item)).is_some();
+        let journal = Self::begin(store, &text, &differs, &mut accept)?;
+        Ok((journal, items))
+    }
+
+    /// Opens or begins a journal whose first line is `header`. `differs` says how the header that is there differs from it,
+    /// if it does; `accept` is given every other line, and from the first that it refuses on nothing is believed.
+    pub fn begin(
+        store: &Path,
+        header: &str,
+        differs: &dyn Fn(&str) -> Option<String>,
+        accept: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Self, ImportError> {
         let path = store.join(JOURNAL_FILE);
         let io = |source| ImportError::io(&path, source);
         let mut file =
@@ -91,21 +111,35 @@ impl Journal {
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(io)?;
-        let (header, items, valid) = parse(&bytes);
-        let now = Header::of(checkpoint);
-        let fresh = header.is_none();
-        if let Some(reason) = header.and_then(|h| h.difference(&now)) {
-            return Err(ImportError::OtherCheckpoint { store: store.to_path_buf(), reason });
+        let mut lines = bytes.split_inclusive(|b| *b == b'\n');
+        let first = lines.next().and_then(|line| checked_line(line).map(|text| (text, line.len())));
+        let fresh = first.is_none();
+        let mut valid = 0;
+        if let Some((text, len)) = first {
+            if let Some(reason) = differs(text) {
+                return Err(ImportError::OtherCheckpoint { store: store.to_path_buf(), reason });
+            }
+            valid = len;
+            for line in lines {
+                match checked_line(line) {
+                    Some(text) if accept(text) => valid += line.len(),
+                    _ => break,
+                }
+            }
         }
         file.set_len(valid as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(io)?;
         let mut journal = Self { file, path, pending: String::new(), fresh };
         if fresh {
-            let text = serde_json::to_string(&now).map_err(|e| ImportError::io(&journal.path, e.into()))?;
-            push_line(&mut journal.pending, &text);
+            journal.note_line(header);
             journal.commit()?;
             crate::sys::durable::sync_folder(store).map_err(|e| ImportError::io(store, e))?;
         }
-        Ok((journal, items))
+        Ok(journal)
+    }
+
+    /// Remembers a line of another kind than [`Item`]s.
+    pub fn note_line(&mut self, text: &str) {
+        push_line(&mut self.pending, text);
     }
 
     /// Whether this import begins here (nothing was done before).
@@ -139,33 +173,14 @@ impl Journal {
     }
 }
 
-fn push_line(out: &mut String, text: &str) {
+/// Adds a line with its check value.
+pub(crate) fn push_line(out: &mut String, text: &str) {
     out.push_str(text);
     out.push_str(&format!(" {:016x}\n", xxhash_rust::xxh3::xxh3_64(text.as_bytes())));
 }
 
-/// The header, the items and how many bytes of the text are whole lines. Stops at the first line that is not.
-fn parse(bytes: &[u8]) -> (Option<Header>, Vec<(Item, Digest)>, usize) {
-    let (mut header, mut items, mut valid) = (None, Vec::new(), 0);
-    for line in bytes.split_inclusive(|b| *b == b'\n') {
-        let Some(text) = checked_line(line) else { break };
-        if header.is_none() {
-            match serde_json::from_str(text) {
-                Ok(h) => header = Some(h),
-                Err(_) => break,
-            }
-        } else {
-            match parse_item(text) {
-                Some(item) => items.push(item),
-                None => break,
-            }
-        }
-        valid += line.len();
-    }
-    (header, items, valid)
-}
-
-fn checked_line(line: &[u8]) -> Option<&str> {
+/// The text of a line whose check value is right.
+pub(crate) fn checked_line(line: &[u8]) -> Option<&str> {
     let (text, check) = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?.rsplit_once(' ')?;
     let check = u64::from_str_radix(check, 16).ok()?;
     (check == xxhash_rust::xxh3::xxh3_64(text.as_bytes())).then_some(text)

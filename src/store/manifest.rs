@@ -1,5 +1,5 @@
-//! The two manifests: `store.json` (what the model is) and `drive.json` (what **is** on a drive). Version 1 of both.
-//! Codec and checks only; nothing here opens an expert.
+//! The two manifests: `store.json` (what the model is, version 1) and `drive.json` (what **is** on a drive; version 1, or 2
+//! where there are parts of striped experts). Codec and checks only; nothing here opens an expert.
 
 use crate::ids::{ExpertId, Extent, LayerId};
 use crate::model::tensors::DType;
@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// Version that this program writes for both manifests.
 pub const FORMAT_VERSION: u32 = 1;
+/// Version of a `drive.json` with parts of striped experts; the newest that this program reads.
+pub const DRIVE_VERSION: u32 = 2;
 /// Slots of a pack start on multiples of this (K3's experts are 1071 * 16384 bytes).
 pub const SLOT_ALIGN: u64 = 16 * 1024;
 /// Trunk tensors start on multiples of this, so that any of them can be read directly.
@@ -40,12 +42,14 @@ pub enum ManifestError {
         reason: String,
     },
     /// The file was written by a newer program.
-    #[error("{}: format version {seen}, this program reads up to {FORMAT_VERSION}; use a newer argodrive", path.display())]
+    #[error("{}: format version {seen}, this program reads up to {newest}; use a newer argodrive", path.display())]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
         seen: u32,
+        /// The newest that this program reads.
+        newest: u32,
     },
     /// The content contradicts itself or its surroundings.
     #[error("{}: {reason}", path.display())]
@@ -154,6 +158,34 @@ pub struct DriveExpert {
     pub digest: Digest,
 }
 
+/// One column of a striped expert on a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StripePart {
+    /// Which expert of the layer.
+    pub expert: ExpertId,
+    /// Which column of it.
+    pub column: u8,
+    /// Slot in the pack of these parts.
+    pub slot: u32,
+    /// Digest of the part.
+    pub digest: Digest,
+    /// Digest of the whole expert.
+    pub expert_digest: Digest,
+}
+
+/// Parts of experts striped in one way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StripeSet {
+    /// Bytes of a block.
+    pub unit_bytes: u64,
+    /// Drives over which each expert lies.
+    pub columns: u8,
+    /// Parts by layer, ascending by expert and column.
+    pub layers: BTreeMap<LayerId, Vec<StripePart>>,
+}
+
 /// `drive.json`: what is on a drive. Layers are keyed by their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -170,6 +202,9 @@ pub struct DriveManifest {
     pub slot_bytes: u64,
     /// Experts by layer, ascending by expert.
     pub layers: BTreeMap<LayerId, Vec<DriveExpert>>,
+    /// Parts of striped experts, ascending by block and columns. Since version 2.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stripes: Vec<StripeSet>,
 }
 
 impl DriveManifest {
@@ -182,7 +217,13 @@ impl DriveManifest {
             expert_bytes,
             slot_bytes: expert_bytes.div_ceil(SLOT_ALIGN) * SLOT_ALIGN,
             layers: BTreeMap::new(),
+            stripes: Vec::new(),
         }
+    }
+
+    /// The oldest version that can say what is there.
+    pub fn least_version(&self) -> u32 {
+        if self.stripes.is_empty() { FORMAT_VERSION } else { DRIVE_VERSION }
     }
 
     /// The entry of one expert, if it is on the drive.

@@ -2,9 +2,10 @@
 
 use super::journal::JOURNAL_FILE;
 use super::manifest::{
-    Container, DRIVE_FILE, DriveManifest, FORMAT_VERSION, ManifestError, SLOT_ALIGN, STORE_FILE, StoreManifest,
-    TRUNK_ALIGN,
+    Container, DRIVE_FILE, DRIVE_VERSION, DriveManifest, FORMAT_VERSION, ManifestError, SLOT_ALIGN, STORE_FILE,
+    StoreManifest, StripeSet, TRUNK_ALIGN,
 };
+use super::stripe::{Stripe, UNIT_ALIGN};
 use super::trunk::byte_len;
 use serde::de::DeserializeOwned;
 use std::fs::File;
@@ -29,7 +30,7 @@ impl StoreManifest {
             };
             return Err(ManifestError::Inconsistent { path, reason });
         }
-        let manifest: Self = read(&path)?;
+        let manifest: Self = read(&path, FORMAT_VERSION)?;
         manifest.check().map_err(|reason| ManifestError::Inconsistent { path, reason })?;
         Ok(manifest)
     }
@@ -72,7 +73,7 @@ impl DriveManifest {
     /// Reads and checks the `drive.json` in the drive folder `folder` (`<mount>/argodrive/<model-id>`).
     pub fn open(folder: &Path) -> Result<Self, ManifestError> {
         let path = folder.join(DRIVE_FILE);
-        let manifest: Self = read(&path)?;
+        let manifest: Self = read(&path, DRIVE_VERSION)?;
         manifest.check().map_err(|reason| ManifestError::Inconsistent { path, reason })?;
         Ok(manifest)
     }
@@ -105,16 +106,54 @@ impl DriveManifest {
                 continue;
             }
             let mut slots: Vec<u32> = row.iter().map(|e| e.slot).collect();
-            slots.sort_unstable();
-            if let Some(w) = slots.windows(2).find(|w| w[0] == w[1]) {
-                return Err(format!("layer {}: slot {} is given to two experts", layer.0, w[0]));
-            }
-            let last = slots.last().copied().unwrap_or(0);
-            if (u64::from(last) + 1).checked_mul(self.slot_bytes).is_none() {
-                return Err(format!("layer {}: slot {last} lies beyond any file", layer.0));
-            }
+            check_slots(layer.0, &mut slots, self.slot_bytes)?;
         }
-        Ok(())
+        if self.version < self.least_version() {
+            return Err(format!("version {} has no stripes; stage the plan again", self.version));
+        }
+        if !pack && !self.stripes.is_empty() {
+            return Err("a folder of one file per expert cannot hold stripes".into());
+        }
+        if self.stripes.windows(2).any(|w| (w[0].unit_bytes, w[0].columns) >= (w[1].unit_bytes, w[1].columns)) {
+            return Err("stripes are not ascending by unit_bytes and columns".into());
+        }
+        self.stripes.iter().try_for_each(|set| check_stripes(set, self.expert_bytes))
+    }
+}
+
+fn check_stripes(set: &StripeSet, expert_bytes: u64) -> Result<(), String> {
+    let (unit_bytes, columns) = (set.unit_bytes, set.columns);
+    if unit_bytes == 0 || !unit_bytes.is_multiple_of(UNIT_ALIGN) || unit_bytes > u64::from(u32::MAX) || columns < 2 {
+        return Err(format!(
+            "stripes of {unit_bytes} bytes over {columns} drives: a block is a multiple of {UNIT_ALIGN}, and it takes two drives"
+        ));
+    }
+    let stripe = Stripe { expert_bytes, unit_bytes, columns };
+    for (layer, row) in &set.layers {
+        if let Some(w) = row.windows(2).find(|w| (w[0].expert, w[0].column) >= (w[1].expert, w[1].column)) {
+            return Err(format!(
+                "layer {}: column {} of expert {} is out of order",
+                layer.0, w[1].column, w[1].expert.0
+            ));
+        }
+        if let Some(p) = row.iter().find(|p| p.column >= columns || stripe.column_bytes(p.column) == 0) {
+            return Err(format!("layer {}: expert {} has no column {}", layer.0, p.expert.0, p.column));
+        }
+        let mut slots: Vec<u32> = row.iter().map(|p| p.slot).collect();
+        check_slots(layer.0, &mut slots, stripe.slot_bytes())?;
+    }
+    Ok(())
+}
+
+fn check_slots(layer: u16, slots: &mut [u32], slot_bytes: u64) -> Result<(), String> {
+    slots.sort_unstable();
+    if let Some(w) = slots.windows(2).find(|w| w[0] == w[1]) {
+        return Err(format!("layer {layer}: slot {} is given to two experts", w[0]));
+    }
+    let last = slots.last().copied().unwrap_or(0);
+    match (u64::from(last) + 1).checked_mul(slot_bytes) {
+        Some(_) => Ok(()),
+        None => Err(format!("layer {layer}: slot {last} lies beyond any file")),
     }
 }
 
@@ -127,7 +166,7 @@ fn check_id(id: &str) -> Result<(), String> {
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ManifestError> {
+fn read<T: DeserializeOwned>(path: &Path, newest: u32) -> Result<T, ManifestError> {
     #[derive(serde::Deserialize)]
     struct Versioned {
         version: u32,
@@ -141,8 +180,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ManifestError> {
     }
     // the version comes first: a newer file may not have this version's shape
     let seen = serde_json::from_slice::<Versioned>(&bytes).map_err(syntax)?.version;
-    if seen > FORMAT_VERSION {
-        return Err(ManifestError::Version { path: path.to_path_buf(), seen });
+    if seen > newest {
+        return Err(ManifestError::Version { path: path.to_path_buf(), seen, newest });
     }
     if seen == 0 {
         let reason = "format version 0 has never existed".into();
@@ -161,7 +200,7 @@ fn write<T: serde::Serialize>(path: &Path, value: &T, check: Result<(), String>)
 
 #[cfg(test)]
 mod tests {
-    use super::super::manifest::{Digest, DriveExpert, TrunkTensor};
+    use super::super::manifest::{Digest, DriveExpert, StripePart, TrunkTensor};
     use super::*;
     use crate::ids::{ExpertId, LayerId};
     use crate::model::tensors::DType;
@@ -205,12 +244,37 @@ mod tests {
         assert_eq!(StoreManifest::open(dir.path()).unwrap(), store());
     }
 
+    /// Two parts of one expert, by column and slot.
+    fn parts(unit_bytes: u64, columns: u8, rows: [(u8, u32); 2]) -> Vec<StripeSet> {
+        let digest = Digest(5);
+        let part = |(column, slot)| StripePart { expert: ExpertId(1), column, slot, digest, expert_digest: digest };
+        vec![StripeSet { unit_bytes, columns, layers: [(LayerId(3), rows.map(part).to_vec())].into() }]
+    }
+
+    #[test]
+    fn stripes_need_version_2_and_version_1_stays_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let v1 = serde_json::to_string(&drive()).unwrap();
+        assert!(v1.contains("\"version\":1") && !v1.contains("stripes"), "nothing new where nothing is new");
+        std::fs::write(dir.path().join(DRIVE_FILE), v1).unwrap();
+        let mut striped = DriveManifest::open(dir.path()).unwrap();
+        striped.stripes = parts(4096, 2, [(0, 0), (1, 1)]);
+        assert!(striped.save(dir.path()).unwrap_err().to_string().contains("version 1 has no stripes"));
+        striped.version = striped.least_version();
+        striped.save(dir.path()).unwrap();
+        assert_eq!(DriveManifest::open(dir.path()).unwrap(), striped);
+    }
+
     #[test]
     fn a_drive_manifest_that_cannot_be_true_is_refused() {
         type Edit = fn(&mut DriveManifest);
         let row = |d: &mut DriveManifest| d.layers.values_mut().next().unwrap().clone();
         assert_eq!(row(&mut drive()).len(), 2);
-        let edits: [(Edit, &str); 5] = [
+        let edits: [(Edit, &str); 9] = [
+            (|d| d.stripes = parts(4096, 2, [(0, 0), (1, 0)]), "slot 0 is given to two"),
+            (|d| d.stripes = parts(4096, 2, [(1, 0), (0, 1)]), "out of order"),
+            (|d| d.stripes = parts(5000, 2, [(0, 0), (1, 1)]), "multiple of 4096"),
+            (|d| d.stripes = parts(4096, 9, [(0, 0), (7, 1)]), "has no column 7"),
             (|d| d.layers.values_mut().for_each(|r| r[1].slot = 2), "slot 2 is given to two experts"),
             (|d| d.layers.values_mut().for_each(|r| r[1].expert = ExpertId(0)), "does not come after"),
             (|d| d.slot_bytes = 1000, "slot_bytes"),
@@ -221,6 +285,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let mut bad = drive();
             edit(&mut bad);
+            bad.version = bad.least_version();
             std::fs::write(dir.path().join(DRIVE_FILE), serde_json::to_vec(&bad).unwrap()).unwrap();
             let error = DriveManifest::open(dir.path()).unwrap_err().to_string();
             assert!(error.contains(message) && error.contains("drive.json"), "{error}");

@@ -2,17 +2,21 @@
 //! (geometry, trunk table, model id), `trunk.bin` and, as an ordinary drive folder, every expert; so the store
 //! can be drive 1 of a run with no second copy.
 
+pub mod adopt;
 mod confirm;
-mod copy;
+pub(crate) mod copy;
 pub mod identity;
 pub mod import;
-mod journal;
+pub(crate) mod journal;
 pub mod manifest;
 mod manifest_file;
 pub mod memory;
+pub mod piece;
+pub mod stripe;
 pub mod synth;
 mod synth_config;
+pub mod synth_routing;
 mod synth_values;
-mod target;
+pub(crate) mod target;
 pub mod trunk;
 pub mod verify;

@@ -4,6 +4,7 @@
 
 use super::import::Progress;
 use super::synth_config;
+use super::synth_routing::{Routed, Routing};
 use super::synth_values::Values;
 use super::trunk::byte_len;
 use crate::model::checkpoint::{CONFIG_FILE, GENERATION_FILE, INDEX_FILE, SINGLE_FILE};
@@ -43,7 +44,7 @@ pub enum SynthError {
         path: PathBuf,
     },
     /// There is not enough room.
-    #[error("{}: not enough free space: needs {needs} bytes, has {has}", path.display())]
+    #[error("{}: not enough free space: needs {needs} bytes, has {has}; ask for fewer --layers or --experts, or another folder", path.display())]
     NoSpace {
         /// The folder.
         path: PathBuf,
@@ -135,7 +136,13 @@ impl SynthOptions {
         if self.layers == 0 || self.layers > 4096 {
             return refuse("--layers", "must be from 1 to 4096");
         }
-        if self.heads > 4096 {
+        if self.experts == 0 {
+            return refuse("--experts", "must be at least 1: a model without experts has nothing to place");
+        }
+        if self.top_k == 0 || self.top_k > self.experts {
+            return refuse("--top-k", "must be from 1 to --experts");
+        }
+        if self.heads == 0 || self.heads > 4096 {
             return refuse("--heads", "must be from 1 to 4096");
         }
         if self.layers.saturating_mul(self.experts) > MAX_EXPERTS {
@@ -171,12 +178,32 @@ pub fn synth(
     options: &SynthOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<SynthReport, SynthError> {
-    options.check()?;
+    synth_routed(folder, options, None, progress)
+}
+
+impl SynthOptions {
+    /// The configuration that these options give.
+    pub fn config(&self) -> Result<ModelConfig, SynthError> {
+        self.check()?;
+        Ok(ModelConfig::parse(&synth_config::config(self).to_string())?)
+    }
+}
+
+/// The same with routers that choose as `routing` asks.
+pub fn synth_routed(
+    folder: &Path,
+    options: &SynthOptions,
+    routing: Option<&Routing>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<SynthReport, SynthError> {
+    let config = options.config()?;
     let config_json = synth_config::config(options);
-    let config = ModelConfig::parse(&config_json.to_string())?;
-    let shards = cut(&config, options.shards);
+    let shards = cut(&config, options.shards)?;
     let tensors: u64 = shards.iter().map(|s| s.len() as u64).sum();
     let tensor_bytes: u64 = shards.iter().flatten().map(size).sum();
+    let routed = routing.map(|r| Routed::build(&config, options.seed, r)).transpose();
+    let routed = routed.map_err(|reason| SynthError::Option { flag: "--skew, --heat, --routes", reason })?;
+    let is_new = !folder.exists();
     std::fs::create_dir_all(folder).map_err(|e| io(folder, e))?;
     if std::fs::read_dir(folder).map_err(|e| io(folder, e))?.next().is_some() {
         return Err(SynthError::NotEmpty { path: folder.to_path_buf() });
@@ -184,6 +211,10 @@ pub fn synth(
     let has = space::free_bytes(folder).map_err(|e| io(folder, e))?;
     let needs = tensor_bytes + tensors * 256;
     if needs > has {
+        if is_new {
+            // it is empty; what does not go away does no harm
+            let _ = std::fs::remove_dir(folder);
+        }
         return Err(SynthError::NoSpace { path: folder.to_path_buf(), needs, has });
     }
     let mut at = Progress { done_bytes: 0, total_bytes: tensor_bytes };
@@ -195,7 +226,11 @@ pub fn synth(
             weight_map.insert(format!("{TEXT_PREFIX}{}", spec.name), name.as_str().into());
         }
         let path = folder.join(&name);
-        write_shard(&path, shard, &config, options.seed, &mut buffer, &mut |bytes| {
+        let values = |spec: &TensorSpec| {
+            let made = routed.as_ref().and_then(|r| r.values(options.seed, &config, spec));
+            made.unwrap_or_else(|| Values::of(options.seed, &config, spec))
+        };
+        write_shard(&path, shard, &values, &mut buffer, &mut |bytes| {
             at.done_bytes += bytes;
             progress(at);
         })
@@ -239,13 +274,9 @@ fn shard_name(index: usize, count: usize) -> String {
 }
 
 /// Every tensor, layer by layer, cut into shards.
-fn cut(config: &ModelConfig, shards: Shards) -> Vec<Vec<TensorSpec>> {
+fn cut(config: &ModelConfig, shards: Shards) -> Result<Vec<Vec<TensorSpec>>, SynthError> {
     let (mut layers, mut rest) = (vec![Vec::new(); config.layers.len()], Vec::new());
-    for mut spec in trunk_tensors(config) {
-        if spec.may_be_longer {
-            // stored as long as a head is wide, as the release does
-            spec.shape[0] = spec.shape[0].max(config.kda.head_dim as u64);
-        }
+    for spec in trunk_tensors(config).into_iter().map(|s| s.as_stored(config)) {
         let layer = spec.name.strip_prefix("model.layers.").and_then(|r| r.split('.').next()?.parse::<usize>().ok());
         layer.and_then(|l| layers.get_mut(l)).unwrap_or(&mut rest).push(spec);
     }
@@ -254,7 +285,11 @@ fn cut(config: &ModelConfig, shards: Shards) -> Vec<Vec<TensorSpec>> {
         layers[layer].extend((0..experts).filter_map(|e| expert_tensors(config, layer, e)).flatten());
     }
     layers.push(rest);
-    let Shards::Count(count) = shards else { return layers };
+    if layers.iter().flatten().try_fold(0u64, |sum, spec| sum.checked_add(size(spec))).is_none() {
+        let reason = "the tensors together exceed 64 bits".into();
+        return Err(SynthError::Option { flag: "--layers, --hidden, --width", reason });
+    }
+    let Shards::Count(count) = shards else { return Ok(layers) };
     let all: Vec<TensorSpec> = layers.into_iter().flatten().collect();
     let total: u64 = all.iter().map(size).sum();
     let mut out = vec![Vec::new(); count as usize];
@@ -265,14 +300,13 @@ fn cut(config: &ModelConfig, shards: Shards) -> Vec<Vec<TensorSpec>> {
         out[(shard as usize).min(count as usize - 1)].push(spec);
     }
     out.retain(|shard| !shard.is_empty());
-    out
+    Ok(out)
 }
 
 fn write_shard(
     path: &Path,
     specs: &[TensorSpec],
-    config: &ModelConfig,
-    seed: u64,
+    values: &dyn Fn(&TensorSpec) -> Values,
     buffer: &mut [u8],
     written: &mut dyn FnMut(u64),
 ) -> std::io::Result<()> {
@@ -294,7 +328,7 @@ fn write_shard(
     file.write_all(header.as_bytes())?;
     let mut at = 8 + header.len() as u64;
     for spec in specs {
-        let mut values = Values::of(seed, config, spec);
+        let mut values = values(spec);
         let mut left = size(spec);
         while left > 0 {
             let piece = left.min(buffer.len() as u64);

@@ -3,6 +3,7 @@
 
 use crate::model::config::ModelConfig;
 use crate::model::tensors::{DType, TensorSpec};
+use std::sync::Arc;
 
 /// Mean square of the eight E2M1 magnitudes, 0 to 6.
 const E2M1_MEAN_SQUARE: f64 = 8.5625;
@@ -28,9 +29,16 @@ impl Words {
         z ^ (z >> 31)
     }
 
+    /// The sequence of one tensor from its n-th word on.
+    pub fn from_word(seed: u64, name: &str, n: u64) -> Self {
+        let mut words = Self::of(seed, name);
+        words.state = words.state.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        words
+    }
+
     /// About normal with mean 0 and deviation 1: the sum of four uniform 16-bit numbers.
     #[inline]
-    fn normal(&mut self) -> f32 {
+    pub fn normal(&mut self) -> f32 {
         let w = self.next_word();
         let sum = (w & 0xffff) + ((w >> 16) & 0xffff) + ((w >> 32) & 0xffff) + (w >> 48);
         // four uniform numbers on [0, 65535]: mean 131070, deviation 65536 * sqrt(4 / 12)
@@ -38,9 +46,53 @@ impl Words {
     }
 }
 
-/// How a tensor's values are drawn.
+/// What the embedding of a model with routers made to order carries beside noise: in its first numbers which class the token
+/// is of, then a constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Code {
+    /// Width of a row.
+    pub hidden: usize,
+    /// Classes of tokens.
+    pub classes: usize,
+    /// Seed of the classes.
+    pub seed: u64,
+}
+
+impl Code {
+    /// Place of the constant in a row.
+    pub fn constant(&self) -> usize {
+        self.classes
+    }
+
+    /// Numbers of a row that are noise.
+    pub fn noise_width(&self) -> usize {
+        self.hidden - self.classes - 1
+    }
+
+    /// The constant, and the number that marks the class.
+    pub fn height(&self) -> f32 {
+        (self.hidden as f32).sqrt()
+    }
+
+    /// Expected root mean square of a row.
+    pub fn root_mean_square(&self) -> f32 {
+        ((self.noise_width() + 2 * self.hidden) as f32 / self.hidden as f32).sqrt()
+    }
+
+    /// Class of a token.
+    pub fn class(&self, token: u64) -> usize {
+        (Words { state: self.seed ^ token.wrapping_mul(0xd6e8_feb8_6659_fd93) }.next_word() % self.classes as u64)
+            as usize
+    }
+}
+
+/// How a tensor's values are drawn.
+#[derive(Clone, Debug, PartialEq)]
 enum Law {
+    /// Normal numbers behind a code.
+    Coded(Code),
+    /// These bytes.
+    Given(Arc<[u8]>),
     /// `mean + deviation * normal`.
     Normal { mean: f32, deviation: f32 },
     /// The same for the first `used` values, then zeros (`A_log` is stored padded).
@@ -57,17 +109,76 @@ pub struct Values {
     law: Law,
     dtype: DType,
     at: u64,
+    name: String,
+    seed: u64,
 }
 
 impl Values {
     /// The values of `spec` of a model of `config`, from the first on.
     pub fn of(seed: u64, config: &ModelConfig, spec: &TensorSpec) -> Self {
-        Self { words: Words::of(seed, &spec.name), law: law(config, spec), dtype: spec.dtype, at: 0 }
+        Self {
+            words: Words::of(seed, &spec.name),
+            law: law(config, spec),
+            dtype: spec.dtype,
+            at: 0,
+            name: String::new(),
+            seed,
+        }
+    }
+
+    /// An embedding with a code.
+    pub fn coded(seed: u64, config: &ModelConfig, spec: &TensorSpec, code: Code) -> Self {
+        Self { law: Law::Coded(code), ..Self::of(seed, config, spec) }.named(seed, spec)
+    }
+
+    /// A tensor whose bytes are known.
+    pub fn given(bytes: Arc<[u8]>, spec: &TensorSpec) -> Self {
+        Self {
+            words: Words { state: 0 },
+            law: Law::Given(bytes),
+            dtype: spec.dtype,
+            at: 0,
+            name: String::new(),
+            seed: 0,
+        }
+    }
+
+    /// The same values from a row on (of an embedding with a code).
+    pub fn starting_at(mut self, row: u64) -> Self {
+        if let Law::Coded(code) = self.law {
+            self.at = row * code.hidden as u64;
+            self.words = Words::from_word(self.seed, &self.name, self.at);
+        }
+        self
+    }
+
+    fn named(mut self, seed: u64, spec: &TensorSpec) -> Self {
+        (self.seed, self.name) = (seed, spec.name.clone());
+        self
     }
 
     /// Fills `out` with the next bytes. Its length must be a multiple of 8, except for the last piece.
     pub fn fill(&mut self, out: &mut [u8]) {
-        match self.law {
+        match self.law.clone() {
+            Law::Coded(code) => {
+                for chunk in out.chunks_exact_mut(self.dtype.size() as usize) {
+                    let noise = self.words.normal();
+                    let (row, column) = (self.at / code.hidden as u64, (self.at % code.hidden as u64) as usize);
+                    let value = match column {
+                        c if c > code.constant() => noise,
+                        c if c == code.constant() || c == code.class(row) => code.height(),
+                        _ => 0.0,
+                    };
+                    let size = chunk.len();
+                    chunk.copy_from_slice(&value.to_le_bytes()[4 - size..]);
+                    self.at += 1;
+                }
+            }
+            Law::Given(bytes) => {
+                let from = self.at as usize;
+                out.copy_from_slice(&bytes[from..from + out.len()]);
+                self.at += out.len() as u64;
+            }
             Law::Codes => {
                 let mut chunks = out.chunks_exact_mut(8);
                 for chunk in &mut chunks {

@@ -48,12 +48,25 @@ impl Target {
 
     /// Makes everything written durable, then what `journal` noted about it.
     pub fn commit(&mut self, journal: &mut Journal) -> Result<(), ImportError> {
-        self.file.sync_data().map_err(|e| ImportError::io(&self.path, e))?;
+        self.sync()?;
         journal.commit()?;
+        self.let_go();
+        Ok(())
+    }
+
+    /// Makes everything written durable.
+    pub fn sync(&mut self) -> Result<(), ImportError> {
+        if self.dirty.is_empty() {
+            return Ok(());
+        }
+        self.file.sync_data().map_err(|e| ImportError::io(&self.path, e))
+    }
+
+    /// Lets go of the pages of what was synced.
+    pub fn let_go(&mut self) {
         for (offset, len) in self.dirty.drain(..) {
             let _ = cache::drop_pages(&self.file, offset, len);
         }
         self.dirty_bytes = 0;
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The trunk: every tensor that is not a routed expert's, by name. Mapped from a store's `trunk.bin`, or held in
 //! memory (tests, synthetic models).
 
-use super::manifest::{ManifestError, StoreManifest, TRUNK_FILE};
+use super::manifest::{ManifestError, StoreManifest, TRUNK_ALIGN, TRUNK_FILE};
 use crate::ids::Extent;
 use crate::model::tensors::{DType, TensorView};
 use memmap2::Mmap;
@@ -102,6 +102,16 @@ impl Trunk {
     pub fn payload_bytes(&self) -> u64 {
         self.table.values().map(|e| e.extent.len).sum()
     }
+}
+
+/// Offsets in `trunk.bin` of tensors that may each take `room` bytes, and the bytes of the file; `None` beyond 64 bits.
+pub fn place(room: impl Iterator<Item = u64>) -> Option<(Vec<u64>, u64)> {
+    let (mut offsets, mut end) = (Vec::new(), 0u64);
+    for bytes in room {
+        offsets.push(end);
+        end = end.checked_add(bytes)?.checked_next_multiple_of(TRUNK_ALIGN)?;
+    }
+    Some((offsets, end))
 }
 
 /// Bytes of a tensor, or `None` when they do not fit in 64 bits.

@@ -3,8 +3,9 @@
 
 use super::import::Progress;
 use super::manifest::{Digest, DriveManifest, ManifestError, StoreManifest, TRUNK_FILE};
+use super::piece::{Piece, PieceKey};
 use super::trunk::byte_len;
-use crate::ids::{ExpertId, LayerId};
+use crate::stats::SplitMix64;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -31,12 +32,10 @@ pub struct Fault {
 /// Which part of a store or drive is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultAt {
-    /// An expert of a drive folder.
+    /// An expert of a drive folder, or its part of one.
     Expert {
-        /// Its layer.
-        layer: LayerId,
-        /// Its index.
-        expert: ExpertId,
+        /// Which.
+        key: PieceKey,
         /// Its slot in the pack.
         slot: u32,
     },
@@ -48,7 +47,7 @@ impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: ", self.path.display())?;
         match &self.what {
-            FaultAt::Expert { layer, expert, slot } => write!(f, "expert {layer}-{expert}, slot {slot}")?,
+            FaultAt::Expert { key, slot } => write!(f, "expert {key}, slot {slot}")?,
             FaultAt::Trunk(name) => write!(f, "tensor {name}")?,
         }
         write!(f, ", offset {}: ", self.offset)?;
@@ -70,41 +69,96 @@ pub struct VerifyReport {
     pub faults: Vec<Fault>,
 }
 
-/// Reads every expert that `manifest` says is in the drive folder `folder` and compares digests.
+/// How much is looked at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sample {
+    /// Everything.
+    All,
+    /// This share, rounded up; 0 to 1.
+    Share(f64),
+    /// So many, or all where there are fewer.
+    Count(u64),
+}
+
+impl Sample {
+    /// Parses `5%` or `100`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wanted = || format!("`{text}` is neither a share such as `5%` nor a number above 0");
+        match text.trim().strip_suffix('%') {
+            Some(percent) => match percent.trim().parse::<f64>() {
+                Ok(p) if p > 0.0 && p <= 100.0 => Ok(Self::Share(p / 100.0)),
+                _ => Err(wanted()),
+            },
+            None => text.trim().parse().ok().filter(|n| *n > 0).map(Self::Count).ok_or_else(wanted),
+        }
+    }
+
+    /// Takes the sample from `all`, in their order; the same seed takes the same.
+    pub fn of<T>(self, all: Vec<T>, seed: u64) -> Vec<T> {
+        let total = all.len();
+        let count = match self {
+            Self::All => total,
+            Self::Share(share) => (total as f64 * share).ceil() as usize,
+            Self::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
+        };
+        if count >= total {
+            return all;
+        }
+        let mut rng = SplitMix64::new(seed);
+        let mut places: Vec<usize> = (0..total).collect();
+        for at in 0..count {
+            places.swap(at, at + rng.below(total - at));
+        }
+        let mut taken = vec![false; total];
+        places[..count].iter().for_each(|&p| taken[p] = true);
+        all.into_iter().zip(taken).filter_map(|(item, taken)| taken.then_some(item)).collect()
+    }
+}
+
+/// Reads everything that `manifest` says is in the drive folder `folder` and compares digests.
 pub fn verify_drive(
     folder: &Path,
     manifest: &DriveManifest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<VerifyReport, ManifestError> {
+    verify_pieces(folder, manifest, manifest.pieces().collect(), progress)
+}
+
+/// As [`verify_drive`], for some pieces of the manifest.
+pub fn verify_pieces(
+    folder: &Path,
+    manifest: &DriveManifest,
+    pieces: Vec<Piece>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<VerifyReport, ManifestError> {
     let mut report = VerifyReport::default();
-    let experts: u64 = manifest.layers.values().map(|row| row.len() as u64).sum();
-    let mut at = Progress { done_bytes: 0, total_bytes: experts.saturating_mul(manifest.expert_bytes) };
-    let mut buffer = vec![0u8; manifest.expert_bytes as usize];
+    let total_bytes = pieces.iter().map(|p| p.key.bytes(manifest.expert_bytes)).fold(0, u64::saturating_add);
+    let mut at = Progress { done_bytes: 0, total_bytes };
+    let mut buffer = Vec::new();
     let mut open: Option<(PathBuf, Result<File, String>)> = None;
-    for (&layer, row) in &manifest.layers {
-        for entry in row {
-            let (name, extent) = manifest.locate(layer, entry);
-            let path = folder.join(name);
-            let (_, file) = match open.take() {
-                Some(same) if same.0 == path => open.insert(same),
-                _ => open.insert((path.clone(), open_cold(&path).map_err(|e| e.to_string()))),
-            };
-            let seen = match file {
-                Ok(file) => match file.read_exact_at(&mut buffer, extent.offset) {
-                    Ok(()) => Ok(Digest::of(&buffer)),
-                    Err(e) => Err(e.to_string()),
-                },
-                Err(reason) => Err(reason.clone()),
-            };
-            report.checked += 1;
-            report.bytes += if seen.is_ok() { extent.len } else { 0 };
-            if seen.as_ref() != Ok(&entry.digest) {
-                let what = FaultAt::Expert { layer, expert: entry.expert, slot: entry.slot };
-                report.faults.push(Fault { path, what, offset: extent.offset, expected: entry.digest, seen });
-            }
-            at.done_bytes += extent.len;
-            progress(at);
+    for piece in pieces {
+        let (name, extent) = manifest.locate_piece(&piece);
+        let path = folder.join(name);
+        let (_, file) = match open.take() {
+            Some(same) if same.0 == path => open.insert(same),
+            _ => open.insert((path.clone(), open_cold(&path).map_err(|e| e.to_string()))),
+        };
+        buffer.resize(extent.len as usize, 0);
+        let seen = match file {
+            Ok(file) => match file.read_exact_at(&mut buffer, extent.offset) {
+                Ok(()) => Ok(Digest::of(&buffer)),
+                Err(e) => Err(e.to_string()),
+            },
+            Err(reason) => Err(reason.clone()),
+        };
+        report.checked += 1;
+        report.bytes += if seen.is_ok() { extent.len } else { 0 };
+        if seen.as_ref() != Ok(&piece.digest) {
+            let what = FaultAt::Expert { key: piece.key, slot: piece.slot };
+            report.faults.push(Fault { path, what, offset: extent.offset, expected: piece.digest, seen });
         }
+        at.done_bytes += extent.len;
+        progress(at);
     }
     Ok(report)
 }
@@ -155,4 +209,28 @@ fn digest_range(file: &File, offset: u64, len: u64, buffer: &mut [u8]) -> std::i
         done += piece as u64;
     }
     Ok(Digest(hash.digest128()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_as_large_as_it_says_and_the_same_for_a_seed() {
+        let all = || (0..1000).collect::<Vec<u32>>();
+        assert_eq!(Sample::parse("5%"), Ok(Sample::Share(0.05)));
+        assert_eq!(Sample::parse(" 100 "), Ok(Sample::Count(100)));
+        for bad in ["", "0", "0%", "101%", "-1%", "5 percent", "1.5"] {
+            assert!(Sample::parse(bad).unwrap_err().contains("5%"), "{bad}");
+        }
+        let five = Sample::Share(0.0501).of(all(), 7);
+        assert_eq!(five.len(), 51, "rounded up");
+        assert!(five.windows(2).all(|w| w[0] < w[1]));
+        assert_eq!(five, Sample::Share(0.0501).of(all(), 7));
+        assert_ne!(five, Sample::Share(0.0501).of(all(), 8));
+        assert_eq!((Sample::Count(2000).of(all(), 0).len(), Sample::All.of(all(), 0).len()), (1000, 1000));
+        let mut seen = vec![0u32; 1000];
+        (0..400).for_each(|seed| Sample::Count(100).of(all(), seed).iter().for_each(|&i| seen[i as usize] += 1));
+        assert!(seen.iter().all(|&n| (10..90).contains(&n)), "everything has its chance, about 40 times");
+    }
 }

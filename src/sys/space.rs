@@ -1,4 +1,4 @@
-//! Free space of the file system that holds a folder.
+//! Free space of the file system that holds a folder, and which file system that is.
 
 use std::io;
 use std::path::Path;
@@ -9,6 +9,18 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// Whether this process may make and delete files in `folder`.
+pub fn may_write(folder: &Path) -> bool {
+    use rustix::fs::Access;
+    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+}
+
+/// A number that is the same for all files of one file system.
+pub fn device_number(path: &Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata(path)?.dev())
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -16,5 +28,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(super::free_bytes(dir.path()).unwrap() > 0);
         assert!(super::free_bytes(&dir.path().join("no")).is_err());
+        let device = super::device_number(dir.path()).unwrap();
+        std::fs::write(dir.path().join("a"), "a").unwrap();
+        assert_eq!(super::device_number(&dir.path().join("a")).unwrap(), device);
     }
 }

@@ -1,6 +1,7 @@
 //! `argodrive results`: what to do with what runs have left behind. One file per subcommand.
 
 mod parquet;
+mod plot;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -17,11 +18,14 @@ pub struct Args {
 enum Command {
     /// Turn the CSV files of a trace into Parquet, which `trace` reads as well
     Parquet(parquet::Args),
+    /// Judge and draw an `ab` or `experiment` folder again, from its records alone
+    Plot(plot::Args),
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Parquet(args) => parquet::run(args),
+        Command::Plot(args) => plot::run(args),
     }
 }

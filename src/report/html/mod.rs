@@ -2,6 +2,7 @@
 //! plain data; every text is escaped here and nowhere else. A page fetches nothing, and says so to the browser
 //! (Content-Security-Policy).
 
+pub mod campaign;
 pub mod ladder;
 mod style;
 pub mod trace;

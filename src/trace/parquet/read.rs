@@ -405,7 +405,7 @@ impl Fields for ParquetRow<'_> {
         let value = self.decimal(index);
         let scaled = (value * 10f64.powi(digits as i32)).round();
         // 2^64 as a decimal number: the largest that is too large
-        if scaled >= 0.0 && scaled < 18_446_744_073_709_551_616.0 {
+        if (0.0..18_446_744_073_709_551_616.0).contains(&scaled) {
             return Ok(scaled as u64);
         }
         let reason = format!("`{value}` is not a number of at least 0 that fits 64 bits of 10^-{digits}");

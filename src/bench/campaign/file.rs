@@ -1,0 +1,183 @@
+//! `experiment.json`: what a campaign is (arms, prompts, order, what is expected) and what came of it. Written before the
+//! first run, so that an interrupted campaign can go on, and after the last.
+
+use super::CampaignError;
+use super::arms::{Arm, Difference};
+use super::evaluate::Results;
+use super::order::{Protocol, Step};
+use super::prompts::Prompt;
+use crate::bench::config::{Asked, RunConfig, nearest};
+use crate::bench::record::{RECORD_VERSION, RecordError, RunRecord, write_json};
+use crate::knob::Knob;
+use crate::stats::compare::{Outcome, Rule};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Version of `experiment.json` that this program writes.
+pub const CAMPAIGN_VERSION: u32 = 1;
+/// Its name.
+pub const CAMPAIGN_FILE: &str = "experiment.json";
+/// Largest JSON file of a results folder that is read.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// How far a campaign is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Begun; if no process works on it, it was killed.
+    Running,
+    /// Stopped by the user, or for want of space.
+    Interrupted,
+    /// Every run that was planned is there, or the stop rule ended it.
+    Complete,
+    /// An arm was rejected.
+    Rejected,
+}
+
+/// One arm as it was asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArmFile {
+    /// Its name.
+    pub name: String,
+    /// Settings that somebody gave.
+    pub given: Vec<String>,
+    /// Settings that must fire whether or not arms differ in them.
+    pub fired: Vec<String>,
+    /// Everything that its runs must prove.
+    pub under_test: Vec<String>,
+    /// Digests of what goes into it.
+    pub inputs: BTreeMap<String, String>,
+    /// The configuration; paths are relative to the folder in which the campaign was started.
+    pub config: RunConfig,
+}
+
+/// What must come out; a miss is exit code 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Expect {
+    /// Verdict by arm.
+    pub verdict: BTreeMap<String, Outcome>,
+    /// Smallest lower end of the interval of speed, as a multiple of the control's, by arm.
+    pub ratio_at_least: BTreeMap<String, f64>,
+}
+
+/// A campaign on disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CampaignFile {
+    /// Format version.
+    pub version: u32,
+    /// Name of the experiment.
+    pub experiment: String,
+    /// What it is to find out.
+    pub hypothesis: Option<String>,
+    /// The file that describes it, if there is one.
+    pub source: Option<PathBuf>,
+    /// When it was begun, UTC.
+    pub started: String,
+    /// How far it is.
+    pub state: State,
+    /// How many runs, and in which order.
+    pub protocol: Protocol,
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// The arms; the first is the control.
+    pub arms: Vec<ArmFile>,
+    /// In what they differ; none = the control against itself.
+    pub differences: Vec<Difference>,
+    /// What must come out.
+    pub expect: Expect,
+    /// Arms that were given up, and why.
+    pub rejected: BTreeMap<String, String>,
+    /// What came of it; `None` until it has ended.
+    pub results: Option<Results>,
+}
+
+impl CampaignFile {
+    /// Judging pairs as this campaign does.
+    pub fn rule(&self) -> Rule {
+        let Protocol { pairs, stop, seed, resamples, .. } = self.protocol;
+        Rule { pairs, stop, candidates: self.arms.len().saturating_sub(1), resamples, seed }
+    }
+
+    /// All runs that count, in order.
+    pub fn steps(&self) -> Vec<Step> {
+        self.protocol.steps(self.arms.len(), self.prompts.len())
+    }
+
+    /// The arms as they were asked for.
+    pub fn to_arms(&self) -> Vec<Arm> {
+        let named = |names: &[String]| names.iter().filter_map(|n| Knob::named(n)).collect();
+        let arm = |a: &ArmFile| Arm {
+            name: a.name.clone(),
+            asked: Asked { config: a.config.clone(), given: named(&a.given), repeats: None },
+            fired: named(&a.fired),
+        };
+        self.arms.iter().map(arm).collect()
+    }
+
+    /// Whether runs of `other` stand at the same places as runs of this.
+    pub fn same_order(&self, other: &Self) -> bool {
+        let names = |f: &Self| f.arms.iter().map(|a| a.name.clone()).collect::<Vec<_>>();
+        self.protocol == other.protocol && self.prompts.len() == other.prompts.len() && names(self) == names(other)
+    }
+
+    /// Reads the file in `folder`.
+    pub fn load(folder: &Path) -> Result<Self, CampaignError> {
+        read_versioned(&folder.join(CAMPAIGN_FILE), CAMPAIGN_VERSION)
+    }
+
+    /// Writes the file into `folder`.
+    pub fn save(&self, folder: &Path) -> Result<(), RecordError> {
+        write_json(&folder.join(CAMPAIGN_FILE), self)
+    }
+
+    /// The record of a step, if it was measured.
+    pub fn record_path(&self, folder: &Path, step: &Step) -> PathBuf {
+        folder.join("arms").join(step.folder(&self.arms[step.arm].name)).join("record.json")
+    }
+
+    /// The records of all steps that were measured.
+    pub fn runs(&self, folder: &Path) -> Result<Vec<Option<RunRecord>>, CampaignError> {
+        let read = |step: &Step| {
+            let path = self.record_path(folder, step);
+            if path.exists() { read_versioned(&path, RECORD_VERSION).map(Some) } else { Ok(None) }
+        };
+        self.steps().iter().map(read).collect()
+    }
+}
+
+/// Reads a JSON file that begins with a version; one of a newer program is refused.
+pub fn read_versioned<T: DeserializeOwned>(path: &Path, newest: u32) -> Result<T, CampaignError> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let fault = |reason: String| RecordError::Format { path: path.to_path_buf(), reason };
+    let io = |source| RecordError::Io { path: path.to_path_buf(), source };
+    let bytes = std::fs::metadata(path).map_err(io)?.len();
+    if bytes > MAX_FILE_BYTES {
+        return Err(fault(format!("{bytes} bytes; at most {MAX_FILE_BYTES} are read")).into());
+    }
+    let text = std::fs::read_to_string(path).map_err(io)?;
+    let Head { version } = serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?;
+    if version > newest || version == 0 {
+        return Err(fault(format!(
+            "has version {version}, this argodrive reads up to {newest}; use the one that wrote it, or another results folder"
+        ))
+        .into());
+    }
+    Ok(serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?)
+}
+
+/// The arm called `name`, or an error that suggests one.
+pub fn find_arm(names: &[&str], name: &str, where_: &str) -> Result<usize, CampaignError> {
+    names.iter().position(|n| *n == name).ok_or_else(|| {
+        let hint = nearest(name, names)
+            .map_or_else(|| format!("; there are {}", names.join(", ")), |n| format!("; did you mean `{n}`?"));
+        CampaignError::Option(format!("{where_}: there is no arm `{name}`{hint}"))
+    })
+}

@@ -1,0 +1,47 @@
+//! `argodrive results plot`: verdicts, figure and page of a campaign again, from its files alone.
+
+use super::super::campaign::draw;
+use super::super::{print, print_json};
+use crate::bench::campaign::evaluate::evaluate;
+use crate::bench::campaign::file::CampaignFile;
+use anyhow::Result;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Judge and draw an `ab` or `experiment` folder again, from its records alone
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The folder with experiment.json
+    folder: PathBuf,
+    /// Where to write the figure (SVG and PNG) and the page; default: into the folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let file = CampaignFile::load(&args.folder)?;
+    let runs = file.runs(&args.folder)?;
+    // A committed sample keeps what its records said, not the records.
+    let results = match (&file.results, runs.iter().flatten().count()) {
+        (Some(results), 0) => results.clone(),
+        _ => evaluate(&file, &runs)?,
+    };
+    let out = args.out.as_ref().unwrap_or(&args.folder);
+    std::fs::create_dir_all(out)?;
+    let files = draw(&args.folder, out, &file, &results)?;
+    if args.json {
+        print_json(&serde_json::json!({"files": files, "results": results}))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for c in &results.comparisons {
+        print(&super::super::verdict::wrapped(&format!("{}: {}", c.arm, c.says)))?;
+    }
+    for file in files {
+        print(&file.display().to_string())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
