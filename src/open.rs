@@ -14,7 +14,7 @@ use crate::model::config::ModelConfig;
 use crate::model::tokenizer::{Tokenizer, TokenizerError};
 use crate::reader::{ExpertReader, PrefetchPolicy, ReaderError, ReaderOptions};
 use crate::source::{ExpertSource, Lease, SourceError, StepInfo};
-use crate::store::manifest::{ManifestError, StoreManifest};
+use crate::store::manifest::{DriveManifest, ManifestError, StoreManifest, drive_folder};
 use crate::store::memory::InMemory;
 use crate::store::trunk::Trunk;
 use std::collections::BTreeMap;
@@ -47,6 +47,17 @@ pub enum OpenError {
     /// The drives.
     #[error(transparent)]
     Reader(#[from] ReaderError),
+    /// Experts that are asked of the store, but went onto drives when it was imported.
+    #[error("the store {} holds {have} of the model's {want} experts: the others went onto the drives of a plan when it was \
+             imported; give that plan with --plan, or import again without one", folder.display())]
+    Elsewhere {
+        /// The store.
+        folder: PathBuf,
+        /// Experts that it holds.
+        have: usize,
+        /// Experts of the model.
+        want: usize,
+    },
     /// Plan and store do not belong together.
     #[error("the plan is for model {plan}, the store {} holds {store}; plan again with this store", folder.display())]
     OtherModel {
@@ -135,10 +146,25 @@ impl Model {
 
     /// The plan of a run without one: the store itself is the one drive.
     pub fn store_plan(&self) -> Result<(Plan, Vec<DriveSpec>), OpenError> {
+        self.check_own_experts()?;
         let drive = DriveSpec { name: STORE_DRIVE.into(), path: self.catalog().store, emulate: None };
         let drives = [PlanDrive { name: drive.name.clone(), path: drive.path.clone() }];
         let plan = planner::plan(&self.catalog(), &drives, &Policy::RoundRobin {}, 0, BTreeMap::new())?;
         Ok((plan, vec![drive]))
+    }
+
+    /// The store holds every expert itself.
+    fn check_own_experts(&self) -> Result<(), OpenError> {
+        let want = self.catalog().layers.len() * self.catalog().experts as usize;
+        let have: usize = match want {
+            0 => 0,
+            _ => DriveManifest::open(&drive_folder(&self.folder, &self.manifest.model_id))?
+                .layers
+                .values()
+                .map(Vec::len)
+                .sum(),
+        };
+        if have >= want { Ok(()) } else { Err(OpenError::Elsewhere { folder: self.folder.clone(), have, want }) }
     }
 
     /// Whether the model has routed experts at all.
@@ -148,6 +174,7 @@ impl Model {
 
     /// Every expert in memory.
     pub fn resident(&self) -> Result<InMemory, OpenError> {
+        self.check_own_experts()?;
         Ok(InMemory::load(&self.folder, &self.manifest)?)
     }
 

@@ -213,6 +213,7 @@ fn whatever_is_wrong_with_a_file_is_found_before_anything_is_made() {
     wrong("name = \"blue\"", "name = \"amber\"", &["amber"]);
     wrong("rate = \"50MB/s\"", "rate = \"50 parsecs\"", &["emulate.rate"]);
     wrong("full-mirror.toml", "no-such.toml", &["no-such.toml"]);
+    wrong("fixtures/oracle/tiny", "fixtures/oracle", &["checkpoint", "no folder with a config.json"]);
     wrong("pairs = 2", "pairs = 5", &["pairs is 5", "multiple of 2"]);
     wrong("[assert]", "[assert]\nverdict = { checked = \"beter\" }", &["did you mean `better`?"]);
     wrong("[assert]", "[assert]\nverdict = { plain = \"better\" }", &["`plain` is the control"]);

@@ -136,6 +136,12 @@ fn experts_go_straight_to_the_drives_and_the_plan_learns_the_model() {
     argodrive(["verify"]).arg(&s.plan).assert().success();
     argodrive(["verify"]).arg(&s.store).assert().success();
     s.decodes();
+    for flag in ["--json", "--resident"] {
+        let mut command = argodrive(["decode", "--prompt", "a", "--max-new", "1", flag, "--store"]);
+        let (code, _, notes) = outcome(command.arg(&s.store));
+        assert_eq!(code, 2);
+        has(&notes, &["holds 0 of the model's 1056 experts", "--plan"]);
+    }
     has(&outcome(&mut s.import(&[])).1, &["already complete"]);
 }
 
@@ -269,6 +275,7 @@ fn killed_anywhere_nothing_is_lost_although_shards_go() {
     assert!(shards(&s.checkpoint).is_empty());
     assert_eq!(StoreManifest::open(&s.store).unwrap().model_id, id);
     argodrive(["verify"]).arg(&s.plan).assert().success();
+    argodrive(["verify"]).arg(&s.store).assert().success();
     s.decodes();
 }
 

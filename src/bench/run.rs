@@ -222,11 +222,11 @@ fn decode(
     if !model.has_experts() {
         return Ok((generate(session, &mut NoExperts, sampler, request, on_token)?, None));
     }
-    let store = model.store_plan()?;
-    let streamed = match spec.streamed {
-        Some(_) if knob::forced(Knob::Resident) => None,
-        None if knob::skipped(Knob::Resident) => Some((&store.0, store.1.as_slice())),
-        streamed => streamed,
+    let lie = if knob::skipped(Knob::Resident) { Some(model.store_plan()?) } else { None };
+    let streamed = match (spec.streamed, &lie) {
+        (Some(_), _) if knob::forced(Knob::Resident) => None,
+        (None, Some((plan, mounts))) => Some((plan, mounts.as_slice())),
+        (streamed, _) => streamed,
     };
     match streamed {
         Some((plan, mounts)) => {

@@ -42,6 +42,29 @@ pub struct ReaderArgs {
     /// io-uring: let a kernel thread hand reads over (it keeps a core busy)
     #[arg(long)]
     sqpoll: bool,
+    /// Ask another home for a barrier's last read after this percentile of its drive's latencies, e.g. 99 [default: off]
+    #[arg(long, value_name = "PERCENTILE", value_parser = HedgeAfter::parse)]
+    hedge_after: Option<HedgeAfter>,
+    /// Read through the page cache instead of past it
+    #[arg(long)]
+    buffered: bool,
+    /// Where direct reads are impossible, read through the page cache instead of refusing
+    #[arg(long)]
+    allow_fallback: bool,
+    /// Check each expert's digest as it arrives
+    #[arg(long)]
+    verify_reads: bool,
+    /// Give up outstanding reads when nothing arrived for so long, in milliseconds [default: 30000]
+    #[arg(long, value_name = "MS")]
+    read_timeout: Option<u64>,
+    #[command(flatten)]
+    order: OrderArgs,
+}
+
+/// What is read when, from where, and what stays: the settings that act on simulated drives too.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Reading")]
+pub struct OrderArgs {
     /// Reads at once on each drive [default: 4]
     #[arg(long, value_name = "N")]
     queue_depth: Option<u32>,
@@ -55,18 +78,6 @@ pub struct ReaderArgs {
     /// this run's own reads) [default: off]
     #[arg(long, value_name = "PROFILE", value_parser = KnownRates::load)]
     rates_from: Option<KnownRates>,
-    /// Ask another home for a barrier's last read after this percentile of its drive's latencies, e.g. 99 [default: off]
-    #[arg(long, value_name = "PERCENTILE", value_parser = HedgeAfter::parse)]
-    hedge_after: Option<HedgeAfter>,
-    /// Read through the page cache instead of past it
-    #[arg(long)]
-    buffered: bool,
-    /// Where direct reads are impossible, read through the page cache instead of refusing
-    #[arg(long)]
-    allow_fallback: bool,
-    /// Check each expert's digest as it arrives
-    #[arg(long)]
-    verify_reads: bool,
     /// Who guesses what later layers will need, to read it ahead [default: none]
     #[arg(long, value_enum)]
     prefetch: Option<Prefetch>,
@@ -94,9 +105,6 @@ pub struct ReaderArgs {
     /// Counts by which `pinned` chooses (CSV: layer,expert,count)
     #[arg(long, value_name = "FILE")]
     cache_heat: Option<PathBuf>,
-    /// Give up outstanding reads when nothing arrived for so long, in milliseconds [default: 30000]
-    #[arg(long, value_name = "MS")]
-    read_timeout: Option<u64>,
 }
 
 /// Engines by name.
@@ -207,44 +215,43 @@ pub enum OnOff {
     Off,
 }
 
-impl ReaderArgs {
-    /// Reading ahead and keeping.
-    fn apply_ahead(&self, asked: &mut Asked) {
+impl OrderArgs {
+    /// Overrides the configuration.
+    pub fn apply(&self, asked: &mut Asked) {
         let (r, given) = (&mut asked.config.reader, &mut asked.given);
-        let prefetch = self.prefetch.map(PrefetchPolicy::from);
-        set(given, Knob::Prefetch, &mut r.prefetch, prefetch);
+        set(given, Knob::QueueDepth, &mut r.queue_depth, self.queue_depth);
+        set(given, Knob::BufferBytes, &mut r.buffer_bytes, self.buffer_bytes);
+        set(given, Knob::Dispatch, &mut r.dispatch, self.dispatch.map(DispatchPolicy::from));
+        if self.dispatch == Some(Dispatch::Split) {
+            given.insert(Knob::Split);
+        }
+        set(given, Knob::Rates, &mut r.rates, self.rates_from.clone().map(|k| k.0));
+        set(given, Knob::Prefetch, &mut r.prefetch, self.prefetch.map(PrefetchPolicy::from));
         set(given, Knob::PrefetchDepth, &mut r.prefetch_depth, self.prefetch_depth);
         set(given, Knob::PrefetchExperts, &mut r.prefetch_experts, self.prefetch_experts);
         set(given, Knob::PrefetchQueueDepth, &mut r.prefetch_queue_depth, self.prefetch_queue_depth);
         let governor = self.prefetch_governor.map(|g| g == OnOff::On);
         set(given, Knob::PrefetchGovernor, &mut r.prefetch_governor, governor);
         set(given, Knob::CacheBytes, &mut r.cache_bytes, self.cache_bytes);
-        let policy = self.cache_policy.map(CachePolicy::from);
-        set(given, Knob::CachePolicy, &mut r.cache_policy, policy);
+        set(given, Knob::CachePolicy, &mut r.cache_policy, self.cache_policy.map(CachePolicy::from));
         // Files that a policy needs; what comes of them is judged with the policy.
         r.prefetch_table = self.prefetch_table.clone().or(r.prefetch_table.take());
         r.cache_heat = self.cache_heat.clone().or(r.cache_heat.take());
     }
+}
 
+impl ReaderArgs {
     /// Overrides the configuration.
     pub fn apply(&self, asked: &mut Asked) {
         let (r, given) = (&mut asked.config.reader, &mut asked.given);
         set(given, Knob::Engine, &mut r.engine, self.engine.map(EngineKind::from));
         turn(given, Knob::Sqpoll, &mut r.sqpoll, self.sqpoll, true);
-        set(given, Knob::QueueDepth, &mut r.queue_depth, self.queue_depth);
-        set(given, Knob::BufferBytes, &mut r.buffer_bytes, self.buffer_bytes);
-        let dispatch = self.dispatch.map(DispatchPolicy::from);
-        set(given, Knob::Dispatch, &mut r.dispatch, dispatch);
-        if self.dispatch == Some(Dispatch::Split) {
-            given.insert(Knob::Split);
-        }
-        set(given, Knob::Rates, &mut r.rates, self.rates_from.clone().map(|k| k.0));
         set(given, Knob::Hedge, &mut r.hedge_after_permille, self.hedge_after.map(|h| h.0));
         turn(given, Knob::Direct, &mut r.direct, self.buffered, false);
         turn(given, Knob::VerifyDigests, &mut r.verify_digests, self.verify_reads, true);
         set(given, Knob::ReadTimeout, &mut r.read_timeout_ms, self.read_timeout);
         r.allow_buffered |= self.allow_fallback;
-        self.apply_ahead(asked);
+        self.order.apply(asked);
     }
 }
 

@@ -1,15 +1,15 @@
 //! `argodrive simulate`: a trace on a layout that does not exist yet, and what one more drive would bring.
 
 use super::plan::{read_plan, read_policy};
-use super::run_args::{Cache, Dispatch, OnOff, Prefetch, start};
+use super::run_args::{OrderArgs, start};
 use super::simulate_tables::render;
 use super::{heat, print, print_json, remark};
 use crate::bench::simulate::{SimulateSpec, load, simulate};
 use crate::bench::simulate_drives::{Known, NewDrive};
 use crate::bench::what_if::what_if;
 use crate::drive::spec;
-use crate::drive::units::parse_bytes;
-use crate::reader::{ReaderOptions, mounts_of};
+use crate::knob::Knob;
+use crate::reader::{PrefetchPolicy, mounts_of};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// Predict what a trace would have been on another layout, or with one more drive
 ///
 /// Drives are what was measured of them: --profile (`argodrive ceiling`), else what the trace shows. An `emulate` table is
-/// never looked at.
+/// never looked at. Guesses of the decoder (next-router, draft) and hedges cannot be simulated and are refused.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The trace folder
@@ -60,90 +60,28 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    reader: ReaderArgs,
+    reader: OrderArgs,
 }
 
-/// What acts in a simulation.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Reading")]
-struct ReaderArgs {
-    /// Reads at once on each drive [default: 4]
-    #[arg(long, value_name = "N")]
-    queue_depth: Option<u32>,
-    /// Memory for experts in flight; a wider barrier comes in waves [default: 256MiB]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    buffer_bytes: Option<u64>,
-    /// Which copy of an expert is read [default: split]
-    #[arg(long, value_enum)]
-    dispatch: Option<Dispatch>,
-    /// Who guesses what later layers will need; next-router and draft cannot be simulated [default: none]
-    #[arg(long, value_enum)]
-    prefetch: Option<Prefetch>,
-    /// Layers ahead that guesses may be for [default: 1]
-    #[arg(long, value_name = "LAYERS")]
-    prefetch_depth: Option<u32>,
-    /// Most guesses for one layer; 0 = all that are made [default: 0]
-    #[arg(long, value_name = "N")]
-    prefetch_experts: Option<u32>,
-    /// Prefetch reads at once on each drive, beside those of demand [default: 4]
-    #[arg(long, value_name = "N")]
-    prefetch_queue_depth: Option<u32>,
-    /// Turn prefetch down while it costs more than it brings [default: on]
-    #[arg(long, value_enum, value_name = "ON|OFF")]
-    prefetch_governor: Option<OnOff>,
-    /// The table by which `markov` guesses
-    #[arg(long, value_name = "FILE")]
-    prefetch_table: Option<PathBuf>,
-    /// Part of --buffer-bytes for experts that stay in memory; 0 = none [default: 0]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    cache_bytes: Option<u64>,
-    /// Which experts stay [default: lru]
-    #[arg(long, value_enum)]
-    cache_policy: Option<Cache>,
-    /// Counts by which `pinned` chooses (CSV: layer,expert,count)
-    #[arg(long, value_name = "FILE")]
-    cache_heat: Option<PathBuf>,
-}
-
-impl ReaderArgs {
-    fn over(&self, mut r: ReaderOptions) -> ReaderOptions {
-        fn set<T, V: Into<T>>(place: &mut T, value: Option<V>) {
-            value.into_iter().for_each(|v| *place = v.into());
-        }
-        set(&mut r.queue_depth, self.queue_depth);
-        set(&mut r.buffer_bytes, self.buffer_bytes);
-        set(&mut r.dispatch, self.dispatch);
-        set(&mut r.prefetch, self.prefetch);
-        set(&mut r.prefetch_depth, self.prefetch_depth);
-        set(&mut r.prefetch_experts, self.prefetch_experts);
-        set(&mut r.prefetch_queue_depth, self.prefetch_queue_depth);
-        set(&mut r.prefetch_governor, self.prefetch_governor.map(|g| g == OnOff::On));
-        set(&mut r.cache_bytes, self.cache_bytes);
-        set(&mut r.cache_policy, self.cache_policy);
-        r.prefetch_table = self.prefetch_table.clone().or(r.prefetch_table);
-        r.cache_heat = self.cache_heat.clone().or(r.cache_heat);
-        r
-    }
-
-    /// A flag that belongs to prefetch was given.
-    fn tunes_prefetch(&self) -> Option<&'static str> {
-        let given = [
-            ("--prefetch-depth", self.prefetch_depth.is_some()),
-            ("--prefetch-experts", self.prefetch_experts.is_some()),
-            ("--prefetch-queue-depth", self.prefetch_queue_depth.is_some()),
-            ("--prefetch-governor", self.prefetch_governor.is_some()),
-        ];
-        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
-    }
-}
+/// Settings of prefetch that do nothing without a guesser.
+const OF_PREFETCH: [Knob; 4] =
+    [Knob::PrefetchDepth, Knob::PrefetchExperts, Knob::PrefetchQueueDepth, Knob::PrefetchGovernor];
+/// Settings of a run that drives in virtual time do not have.
+const WITHOUT_PART: [Knob; 5] = [Knob::Engine, Knob::Sqpoll, Knob::Direct, Knob::VerifyDigests, Knob::ReadTimeout];
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let asked = start(args.config.as_ref())?;
-    let options = args.reader.over(asked.config.reader);
+    let mut asked = start(args.config.as_ref())?;
+    if let Some(knob) = WITHOUT_PART.iter().find(|k| asked.given.contains(k)) {
+        remark(&format!("--config: {} has no part in a simulation; drives are as they were measured", knob.name()));
+    }
+    args.reader.apply(&mut asked);
+    let options = asked.config.reader;
     options.check()?;
-    if let (Some(flag), crate::reader::PrefetchPolicy::None) = (args.reader.tunes_prefetch(), options.prefetch) {
-        bail!("{flag} does nothing without a guesser: give --prefetch same-as-last or markov");
+    let tuned = OF_PREFETCH.iter().find(|k| asked.given.contains(k));
+    if let (Some(knob), PrefetchPolicy::None) = (tuned, options.prefetch) {
+        let flag = knob.name().replace('_', "-");
+        bail!("--{flag} does nothing without a guesser: give --prefetch same-as-last or markov");
     }
     let plan = read_plan(&args.plan)?;
     let known = args.profile.as_ref().map(|p| Known::load(p).context("--profile")).transpose()?;

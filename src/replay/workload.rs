@@ -29,6 +29,8 @@ use std::path::Path;
 
 /// Median absolute deviations around the median that are a drive's own.
 pub const OWN_MADS: f64 = 4.0;
+/// Drives of a trace; which of them served an expert is kept as bits.
+const MAX_DRIVES: usize = u64::BITS as usize;
 /// Residuals kept for each drive and place.
 const MAX_RESIDUALS: usize = 20_000;
 
@@ -96,6 +98,10 @@ impl Workload {
     /// Reads the trace in `folder`.
     pub fn load(folder: &Path, header: &TraceHeader, lenient: bool) -> Result<Self, ReplayError> {
         let drives = header.drives.len();
+        if drives > MAX_DRIVES {
+            let text = format!("{}: {drives} drives; a simulation takes at most {MAX_DRIVES}", folder.display());
+            return Err(ReplayError::Input(text));
+        }
         let mut out = Self {
             drives: header.drives.iter().map(|d| d.name.clone()).collect(),
             drive_bytes: vec![0; drives],
@@ -152,18 +158,19 @@ impl Workload {
     fn note(&mut self, record: &BarrierRecord, reads: &[ReadEvent], fits: &mut [FixedCost]) {
         self.recorded_bytes = self.recorded_bytes.saturating_add(record.bytes);
         for read in reads.iter().filter(|r| r.result == ReadResult::Ok) {
-            self.drive_bytes[read.drive.index()] += read.bytes;
+            let sum = &mut self.drive_bytes[read.drive.index()];
+            *sum = sum.saturating_add(read.bytes);
             if read.parts == 1 {
                 self.read_bytes = Some(self.read_bytes.unwrap_or(0).max(read.bytes));
             }
-            *self.served.entry((read.layer, read.expert)).or_default() |= 1u64 << (read.drive.0 % 64);
+            *self.served.entry((read.layer, read.expert)).or_default() |= 1u64 << read.drive.0;
         }
         for (drive, fit) in fits.iter_mut().enumerate() {
             let own = || reads.iter().filter(|r| r.drive.index() == drive && r.result == ReadResult::Ok);
             let inside = own().all(|r| r.submitted_ns >= record.open_ns);
             let (first, last) = (own().map(|r| r.submitted_ns).min(), own().map(|r| r.completed_ns).max());
             if let (Some(first), Some(last), true) = (first, last, inside) {
-                fit.add(own().map(|r| r.bytes).sum(), last.saturating_sub(first));
+                fit.add(own().fold(0, |sum, r| sum.saturating_add(r.bytes)), last.saturating_sub(first));
             }
         }
     }

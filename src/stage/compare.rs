@@ -53,7 +53,8 @@ fn drive_work(
         planned += 1;
         let Some(original) = source.find(key.layer, key.expert) else {
             return Err(StageError::Mismatch(format!(
-                "the plan places {}-{}, which the store does not hold; plan again with this store",
+                "the plan places {}-{}, which the store does not hold; plan again with this store, or, \
+                 if its experts went onto drives, import again with this plan",
                 key.layer, key.expert
             )));
         };

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 const VERSION: u32 = 1;
 /// Longest journal that is read.
 const MAX_BYTES: u64 = 256 << 20;
+/// Begins the first line.
+const HEADER: &str = "argodrive-stage ";
 const PREFIX: &str = "stage-";
 const SUFFIX: &str = ".journal";
 
@@ -67,7 +69,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Staged>> {
     match File::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
-        Ok(mut file) => Ok(parse(&read_all(&mut file)?).map(|(staged, _)| staged)),
+        Ok(mut file) => Ok(parse(&read_all(&mut file)?)?.map(|(staged, _)| staged)),
     }
 }
 
@@ -77,13 +79,18 @@ fn read_all(file: &mut File) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > MAX_BYTES { Err(ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }
 }
 
-/// What the lines say and how many bytes of them are whole. Stops at the first that is not.
-fn parse(bytes: &[u8]) -> Option<(Staged, usize)> {
+/// What the lines say and how many bytes of them are whole; `None` without a whole first line. Stops at the first that is
+/// not. Lines of a newer version are an error: they must be neither misread nor written over.
+fn parse(bytes: &[u8]) -> io::Result<Option<(Staged, usize)>> {
     let mut lines = bytes.split_inclusive(|b| *b == b'\n');
-    let first = lines.next()?;
-    let header = format!("argodrive-stage {VERSION} ");
-    let plan_hash = checked_line(first)?.strip_prefix(&header)?.to_string();
-    let mut staged = Staged { plan_hash, ..Staged::default() };
+    let head =
+        lines.next().and_then(|first| Some((first, checked_line(first)?.strip_prefix(HEADER)?.split_once(' ')?)));
+    let Some((first, (version, plan_hash))) = head else { return Ok(None) };
+    if version != VERSION.to_string() {
+        let text = format!("version {version} of a staging journal was written by a newer argodrive; use that one");
+        return Err(io::Error::new(ErrorKind::Unsupported, text));
+    }
+    let mut staged = Staged { plan_hash: plan_hash.to_string(), ..Staged::default() };
     let mut valid = first.len();
     for line in lines {
         let Some((added, key)) = checked_line(line).and_then(parse_key) else { break };
@@ -94,7 +101,7 @@ fn parse(bytes: &[u8]) -> Option<(Staged, usize)> {
         };
         valid += line.len();
     }
-    Some((staged, valid))
+    Ok(Some((staged, valid)))
 }
 
 fn parse_key(text: &str) -> Option<(bool, PieceKey)> {
@@ -121,14 +128,14 @@ impl Journal {
     pub fn open(folder: &Path, plan_hash: &str) -> io::Result<Self> {
         let path = path_of(folder, plan_hash);
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-        let before = parse(&read_all(&mut file)?).filter(|(staged, _)| staged.plan_hash == plan_hash);
+        let before = parse(&read_all(&mut file)?)?.filter(|(staged, _)| staged.plan_hash == plan_hash);
         let (staged, valid) = before.unwrap_or_default();
         file.set_len(valid as u64)?;
         file.seek(SeekFrom::End(0))?;
         let mut journal = Self { file, path, staged, pending: String::new() };
         if valid == 0 {
             journal.staged.plan_hash = plan_hash.to_string();
-            push_line(&mut journal.pending, &format!("argodrive-stage {VERSION} {plan_hash}"));
+            push_line(&mut journal.pending, &format!("{HEADER}{VERSION} {plan_hash}"));
             journal.commit()?;
             crate::sys::durable::sync_folder(folder)?;
         }
@@ -201,6 +208,12 @@ mod tests {
         assert_eq!((found, staged.added.len(), staged.used.len()), (path.clone(), 3, 0), "the torn line is gone");
         std::fs::write(&path, "something else\n").unwrap();
         assert_eq!(read(&path).unwrap(), None);
+        let mut newer = String::new();
+        push_line(&mut newer, "argodrive-stage 2 0123456789abcdef0");
+        std::fs::write(&path, &newer).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("newer argodrive"));
+        assert!(Journal::open(dir.path(), "0123456789abcdef0").is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), newer, "it is left as it was");
         assert_eq!(read(&dir.path().join("no")).unwrap(), None);
     }
 }

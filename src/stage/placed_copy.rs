@@ -9,7 +9,7 @@ use crate::store::copy::{read_expert, stream};
 use crate::store::identity;
 use crate::store::import::{ImportError, publish_store};
 use crate::store::journal::Item;
-use crate::store::manifest::{Digest, DriveExpert, DriveManifest, TRUNK_FILE, drive_folder, pack_name};
+use crate::store::manifest::{DRIVE_FILE, Digest, DriveExpert, DriveManifest, TRUNK_FILE, drive_folder, pack_name};
 use crate::store::target::Target;
 use crate::sys::{cache, durable};
 use std::collections::btree_map::Entry;
@@ -216,8 +216,8 @@ impl Work<'_> {
             }
         }
         let own = drive_folder(self.store, &manifest.model_id);
-        if !own.exists() {
-            // the store holds no expert, and says so
+        if !own.join(DRIVE_FILE).exists() {
+            // the store holds no expert, and says so; its folder may be there from a run that was killed here
             make_folder(&own)?;
             DriveManifest::empty(&manifest.model_id, self.layout.expert_bytes).save(&own)?;
         }

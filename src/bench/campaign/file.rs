@@ -2,7 +2,7 @@
 //! first run, so that an interrupted campaign can go on, and after the last.
 
 use super::CampaignError;
-use super::arms::{Arm, Difference};
+use super::arms::{self, Arm, Difference};
 use super::evaluate::Results;
 use super::order::{Protocol, Step};
 use super::prompts::Prompt;
@@ -125,9 +125,13 @@ impl CampaignFile {
         self.protocol == other.protocol && self.prompts.len() == other.prompts.len() && names(self) == names(other)
     }
 
-    /// Reads the file in `folder`.
+    /// Reads and checks the file in `folder`: names of arms become folders, and numbers of rows memory.
     pub fn load(folder: &Path) -> Result<Self, CampaignError> {
-        read_versioned(&folder.join(CAMPAIGN_FILE), CAMPAIGN_VERSION)
+        let path = folder.join(CAMPAIGN_FILE);
+        let file: Self = read_versioned(&path, CAMPAIGN_VERSION)?;
+        let sound = file.protocol.check(file.prompts.len()).and_then(|()| arms::check(&file.to_arms()));
+        sound.map_err(|e| RecordError::Format { path, reason: e.to_string() })?;
+        Ok(file)
     }
 
     /// Writes the file into `folder`.
@@ -180,4 +184,34 @@ pub fn find_arm(names: &[&str], name: &str, where_: &str) -> Result<usize, Campa
             .map_or_else(|| format!("; there are {}", names.join(", ")), |n| format!("; did you mean `{n}`?"));
         CampaignError::Option(format!("{where_}: there is no arm `{name}`{hint}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_file_that_no_campaign_writes_is_refused_by_name() {
+        let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/samples/aa");
+        let good: Value = serde_json::from_str(&std::fs::read_to_string(sample.join(CAMPAIGN_FILE)).unwrap()).unwrap();
+        assert_eq!(CampaignFile::load(&sample).unwrap().arms.len(), 2);
+        let dir = tempfile::tempdir().unwrap();
+        let says = |place: &str, value: Value| {
+            let mut bad = good.clone();
+            *bad.pointer_mut(place).unwrap() = value;
+            std::fs::write(dir.path().join(CAMPAIGN_FILE), bad.to_string()).unwrap();
+            CampaignFile::load(dir.path()).unwrap_err().to_string()
+        };
+        for (place, value, word) in [
+            ("/protocol/pairs", json!(1u64 << 60), "at most 1000"),
+            ("/protocol/floor_pairs", json!(0), "floor-pairs is 0"),
+            ("/arms/1/name", json!("../../elsewhere"), "a name has 1 to 40"),
+            ("/arms", json!([]), "0 arms"),
+            ("/version", json!(9), "use the one that wrote it"),
+        ] {
+            let message = says(place, value);
+            assert!(message.contains(word) && message.contains(CAMPAIGN_FILE), "{place}: {message}");
+        }
+    }
 }

@@ -193,8 +193,8 @@ impl Setup {
 pub(super) fn read_setup(raw: RawSetup, base: &Path, name: &str) -> Result<Setup, CampaignError> {
     let folder = raw.folder.map_or_else(|| Path::new(WORK_FOLDER).join(name), |f| beside(base, &f));
     let checkpoint = raw.checkpoint.map(|c| beside(base, &c));
-    if let Some(checkpoint) = checkpoint.as_ref().filter(|c| !c.is_dir()) {
-        return no(format!("[setup] checkpoint {}: no such folder", checkpoint.display()));
+    if let Some(checkpoint) = checkpoint.as_ref().filter(|c| !c.join("config.json").is_file()) {
+        return no(format!("[setup] checkpoint {}: no folder with a config.json", checkpoint.display()));
     }
     let mut setup = Setup { folder, checkpoint, drives: Vec::new(), plans: Vec::new() };
     if !raw.drive.is_empty() {

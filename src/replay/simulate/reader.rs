@@ -5,6 +5,7 @@ use super::devices::{DEMAND, Devices, Ended};
 use super::prefetch::Ahead;
 use super::{AheadSums, Bounds, DriveSums, Run, Setup, Simulated};
 use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::reader::ReaderOptions;
 use crate::reader::budget::Quotas;
 use crate::reader::cache::{Cache, Place};
 use crate::reader::dispatch::{Dispatcher, DriveLoad, Shape};
@@ -88,6 +89,11 @@ pub(super) struct Simulation<'a> {
     pub out: Run,
 }
 
+/// What the reader would begin with for a drive of this name.
+fn estimator(drive: &str, options: &ReaderOptions) -> RateEstimator {
+    RateEstimator::new(options.rates.iter().find(|r| r.drive == drive), options.queue_depth)
+}
+
 impl<'a> Simulation<'a> {
     pub fn new(
         work: &'a Workload,
@@ -107,7 +113,7 @@ impl<'a> Simulation<'a> {
         let ahead = (quotas.ahead > 0).then(|| Box::new(Ahead::new(plan, options, quotas.ahead, predictor)));
         Self {
             devices: Devices::new(&setup.devices, &setup.uplinks, &setup.episodes, depths, seed),
-            rates: (0..drives).map(|_| RateEstimator::new(None, options.queue_depth)).collect(),
+            rates: setup.devices.iter().map(|d| estimator(&d.name, options)).collect(),
             in_flight: InFlight::new(drives),
             loads: Vec::with_capacity(drives),
             dispatcher: Dispatcher::new(widest, drives),

@@ -6,12 +6,14 @@ use super::{Run, Setup, run};
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::layout::plan::{LayerHomes, PLAN_VERSION, Plan, PlanDrive, Shape};
 use crate::reader::cache::Heat;
-use crate::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy, ReaderOptions};
+use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, ReaderOptions};
 use crate::replay::verdict::Bound;
 use crate::replay::workload::{Demand, Workload};
 use crate::source::{Phase, StepInfo};
 use crate::stats::SplitMix64;
+use crate::trace::log::{TraceDrive, TraceHeader};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 const L: LayerId = LayerId(1);
@@ -90,6 +92,37 @@ fn two_drives_worked_by_hand() {
     assert_eq!((second.open_ns, second.wait_ns(), second.close_ns), (16_789, 16_384, 16_789 + 16_384 + 5));
     assert_eq!((seen.drives[0].bytes, seen.drives[1].bytes), (2 * EXPERT, 2 * EXPERT));
     assert_eq!((seen.drives[0].busy_ns, seen.drives[1].landed_last), (2 * 8242, 1));
+}
+
+#[test]
+fn known_rates_shape_the_first_choices() {
+    // b is a quarter as fast, which nobody knows before the first barrier unless it is said
+    let devices = [Device::exact("a", 1e9, 0, 0), Device::exact("b", 0.25e9, 0, 0)];
+    let plan = plan(2, &[&[0, 1], &[0, 1]]);
+    let first = |rates: Vec<KnownRate>| {
+        let options = ReaderOptions { rates, ..options(DispatchPolicy::Split) };
+        go(&work(&[&[0, 1]]), &setup(&plan, &devices, options)).barriers[0].last_ns
+    };
+    let known = |drive: &str, bytes_per_s| KnownRate { drive: drive.into(), bytes_per_s, fixed_ns: 0 };
+    let (blind, told) = (first(vec![]), first(vec![known("b", 250_000_000), known("a", 1_000_000_000)]));
+    assert_eq!(blind, 8192 * 4, "half of the bytes came from the slow drive");
+    // 16384 bytes at 1.25 GB/s are 13107 ns; cuts lie on blocks
+    assert!((13_107..=13_107 + 4 * 4096).contains(&told) && told < blind, "{told}");
+}
+
+#[test]
+fn more_drives_than_bits_are_refused() {
+    let drive = |id: u8| TraceDrive {
+        id: DriveId(id),
+        name: format!("d{id}"),
+        path: "/x".into(),
+        emulated: false,
+        device_number: 0,
+    };
+    let load =
+        |drives: u8| Workload::load(Path::new("/nowhere"), &TraceHeader::new((0..drives).map(drive).collect()), false);
+    assert!(load(65).unwrap_err().to_string().contains("65 drives"));
+    assert!(!load(64).unwrap_err().to_string().contains("drives;"), "there is no such folder");
 }
 
 #[test]
