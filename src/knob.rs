@@ -66,6 +66,10 @@ knobs! {
     PrefetchExperts = "prefetch_experts",
     /// Prefetch reads at once on each drive.
     PrefetchQueueDepth = "prefetch_queue_depth",
+    /// Whether prefetch reads beside demand or in one queue with it.
+    PrefetchPool = "prefetch_pool",
+    /// Which copy of a guessed expert is read.
+    PrefetchDispatch = "prefetch_dispatch",
     /// Turning prefetch down while it costs more than it brings.
     PrefetchGovernor = "prefetch_governor",
     /// Memory for experts that stay.
@@ -74,10 +78,14 @@ knobs! {
     CachePolicy = "cache_policy",
     /// Pace of emulated drives.
     Pace = "pace",
+    /// Links that emulated drives share.
+    Link = "link",
     /// Experts held in memory instead of streaming.
     Resident = "resident",
     /// Compute kernels.
     Kernels = "kernels",
+    /// Threads that compute.
+    Threads = "threads",
     /// Prompt rows in one pass.
     PrefillRows = "prefill_rows",
     /// Most tokens of text.

@@ -141,6 +141,7 @@ impl Model {
         if knob::skipped(Knob::MaxContext) {
             max_context = longest;
         }
+        let max_rows = max_rows.min(longest);
         Ok(Session::new(Arc::clone(&self.decoder), SessionOptions { max_context, max_rows, clock, guess })?)
     }
 

@@ -153,6 +153,14 @@ fn what_differs_must_fire_or_its_arm_is_rejected_and_kept_aside() {
     has(&under_test(1), &["dispatch", "split", "layout"]);
     assert!(!under_test(1).contains("queue_depth"), "it does not differ");
     assert!(!names(&folder.join("rejected")).is_empty(), "rejected runs are kept");
+    // Against an arm that has copies it owes no proof of a choice between them; that one does.
+    let mirror = bench.config("copies", &bench.mirror, "[reader]\ndispatch = \"split\"\nqueue_depth = 4");
+    let mut command = bench.ab(&control, &mirror, "2");
+    let object: Value = serde_json::from_str(&outcome(command.arg("--json")).1).unwrap();
+    assert_eq!(object["arms"][0]["rejected"], Value::Null, "{object}");
+    let file = read(&PathBuf::from(object["folder"].as_str().unwrap()).join("experiment.json"));
+    assert!(!file["arms"][0]["under_test"].to_string().contains("dispatch"));
+    has(file["arms"][1]["under_test"].to_string().as_str(), &["dispatch", "split"]);
     for name in names(&folder.join("arms")) {
         assert!(read(&folder.join("arms").join(&name).join("record.json"))["rejected"].as_array().unwrap().is_empty());
     }

@@ -14,7 +14,7 @@ use argodrive::layout::plan::{Plan, PlanDrive};
 use argodrive::layout::planner;
 use argodrive::layout::policy::Policy;
 use argodrive::open::Model;
-use argodrive::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy, ReaderOptions};
+use argodrive::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy, PrefetchPool, ReaderOptions};
 use argodrive::stage::{StageOptions, stage};
 use argodrive::trace::stream;
 use prepared::{Drives, tiny_store};
@@ -74,6 +74,7 @@ fn tokens_do_not_depend_on_what_is_read_ahead_or_kept() {
         jitter: 0.1,
         seed: 1,
         schedule: RateSchedule::NONE,
+        link: None,
     };
     let base = ReaderOptions::default();
     let ahead = |prefetch_depth| ReaderOptions { prefetch: PrefetchPolicy::SameAsLast, prefetch_depth, ..base.clone() };
@@ -88,6 +89,8 @@ fn tokens_do_not_depend_on_what_is_read_ahead_or_kept() {
         ahead(1),
         ReaderOptions { prefetch_experts: 2, prefetch_queue_depth: 1, ..ahead(8) },
         tiny,
+        ReaderOptions { prefetch_pool: PrefetchPool::Shared, queue_depth: 2, ..ahead(2) },
+        ReaderOptions { prefetch_dispatch: Some(DispatchPolicy::FirstHit), ..ahead(1) },
         keep(60, CachePolicy::Lru, base.clone()),
         keep(40, CachePolicy::LfuDecay, ahead(2)),
         ReaderOptions { buffer_bytes: 12 * SLOT, ..keep(4, CachePolicy::Lru, ahead(1)) },
@@ -111,7 +114,8 @@ fn tokens_do_not_depend_on_what_is_read_ahead_or_kept() {
                 let issued: u64 = seen.drives.iter().map(|d| d.prefetch.issued.reads).sum();
                 assert_eq!(issued > 0, setting.prefetch != PrefetchPolicy::None, "{what}");
                 assert_eq!(seen.cache.slots > 0, setting.cache_bytes > 0, "{what}");
-                for name in ["prefetch", "prefetch_depth", "prefetch_experts", "cache_bytes", "cache_policy"] {
+                let judged = ["prefetch", "prefetch_depth", "prefetch_experts", "prefetch_pool", "prefetch_dispatch"];
+                for name in judged.into_iter().chain(["cache_bytes", "cache_policy"]) {
                     let line = result.record.settings.iter().find(|s| s.name == name).unwrap();
                     assert_ne!(line.verdict, Verdict::Contradicted, "{what}: {line:?}");
                 }

@@ -217,6 +217,56 @@ fn check_trace(
     }
 }
 
+/// A prompt longer than any block of working memory, over a buffer of a few slots: one pass reads every (layer, expert) that
+/// it routes to once, in the order of the files; cut into passes it gives the same bits and reads experts again.
+#[test]
+fn a_prompt_in_one_pass_reads_each_expert_once() {
+    let model = Model::load(tiny_store(), None).unwrap();
+    let drives = Drives::new(2, None);
+    let plan = staged(&model, &drives.specs, &Policy::RoundRobin {});
+    let vocab = model.decoder.config().vocab_size as u32;
+    let text = (0..).map(|i: u32| (i * i % 8191 * 31 + i / 7) % vocab).filter(|&id| !model.tokenizer.is_control(id));
+    let prompt: Vec<u32> = text.take(600).collect();
+    let run_with = |rows: usize, trace: Option<PathBuf>| {
+        let mut asked = Asked::default();
+        (asked.config.max_new, asked.config.model.prefill_rows, asked.config.trace) = (4, rows, trace);
+        asked.config.reader.buffer_bytes = 5 * plan.expert_bytes.next_multiple_of(4096) + 4096;
+        (asked.config.monitor, asked.config.reader.queue_depth) = (false, 1);
+        let spec = RunSpec {
+            arm: "prompt",
+            asked: &asked,
+            under_test: &BTreeSet::new(),
+            streamed: Some((&plan, &drives.specs)),
+            prompt: &prompt,
+            control: None,
+        };
+        run(&model, &spec, &mut |_| std::ops::ControlFlow::Continue(())).unwrap()
+    };
+    let trace = drives.dir.path().join("trace");
+    let whole = run_with(600, Some(trace.clone()));
+    let prefill = whole.record.prefill.unwrap();
+    assert_eq!(objections(&whole.record.settings), Vec::<String>::new());
+    assert_eq!((prefill.experts, prefill.amplification), (prefill.distinct, Some(1.0)));
+    assert_eq!((prefill.payload_bytes, prefill.wasted_bytes), (prefill.distinct * plan.expert_bytes, 0));
+    let mut reads: BTreeMap<(LayerId, ExpertId), usize> = BTreeMap::new();
+    let mut last: BTreeMap<(LayerId, DriveId), u64> = BTreeMap::new();
+    let mut rows = argodrive::trace::log::read_reads(&trace).unwrap();
+    rows.sort_by_key(|r| r.submitted_ns);
+    for r in rows.iter().filter(|r| r.step == 0) {
+        *reads.entry((r.layer, r.expert)).or_default() += 1;
+        let before = last.insert((r.layer, r.drive), r.offset);
+        assert!(before.is_none_or(|b| b < r.offset), "reads of a drive go up its file");
+    }
+    assert!(reads.values().all(|&n| n == 1) && reads.len() as u64 == prefill.distinct);
+
+    let cut = run_with(150, None);
+    let pieces = cut.record.prefill.unwrap();
+    assert_eq!(cut.generation.token_ids, whole.generation.token_ids);
+    assert_eq!(pieces.distinct, prefill.distinct);
+    assert_eq!(pieces.payload_bytes, pieces.experts * plan.expert_bytes);
+    assert!(pieces.amplification.unwrap() > 2.0, "{pieces:?}");
+}
+
 /// Layouts, drive counts and dispatch policies in full; depths 1 and 8 meet the large and the small buffer in turn.
 #[test]
 fn tokens_and_logits_do_not_depend_on_drives_layout_dispatch_depth_or_buffer() {

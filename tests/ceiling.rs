@@ -3,8 +3,9 @@
 
 mod prepared;
 
+use argodrive::drive::emulated_link::{EmulatedLink, LinkName};
 use argodrive::drive::profile::Profile;
-use argodrive::drive::spec::Emulation;
+use argodrive::drive::spec::{Emulation, render};
 use assert_cmd::Command;
 use prepared::{Drives, argodrive, has, outcome, refused, tiny_store};
 use serde_json::{Value, json};
@@ -77,6 +78,22 @@ fn two_emulated_drives_give_a_profile_with_counts_bytes_and_labels() {
     } else {
         assert!(Profile::load(&rejected).unwrap_err().to_string().contains("measure again"));
     }
+}
+
+#[test]
+fn drives_on_one_emulated_link_are_measured_together() {
+    let drives = Drives::new(3, Some(pace()));
+    let mut specs = drives.specs.clone();
+    for spec in &mut specs[1..] {
+        let name = LinkName::new("hub").unwrap();
+        spec.emulate.as_mut().unwrap().link = Some(EmulatedLink { name, rate_bytes_per_s: 5_000_000 });
+    }
+    fs::write(&drives.toml, render(&specs)).unwrap();
+    let (seen, _) = json_run(ceiling(&drives, &drives.dir.path().join("p.json")).args(["--bytes", "64KiB"]));
+    let groups = seen["profile"]["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 1);
+    assert_eq!((&groups[0]["name"], &groups[0]["members"]), (&json!("hub"), &json!([specs[1].name, specs[2].name])));
+    assert_eq!(groups[0]["member_bytes_per_s"].as_array().unwrap().len(), 2);
 }
 
 #[test]

@@ -4,9 +4,10 @@
 
 mod prepared;
 
+use argodrive::layout::plan::Plan;
 use argodrive::trace::log::read_header;
 use assert_cmd::Command;
-use prepared::{Drives, argodrive, easy_pace, has, ids, json_of, only_entry, outcome, policy, tiny_store};
+use prepared::{Drives, argodrive, easy_pace, has, ids, json_of, only_entry, outcome, policy, refused, tiny_store};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,22 @@ use std::path::{Path, PathBuf};
 const PROMPT: &str = "abc";
 const TOKENS: usize = 3;
 
-fn ladder(drives: &Drives, policy_name: &str, out: &Path) -> Command {
-    let mut command = argodrive(["ladder", "--prompt", PROMPT, "--max-new", "3", "--repetitions", "2", "--store"]);
-    command.arg(tiny_store()).arg("--drives").arg(&drives.toml).arg("--policy").arg(policy(policy_name));
-    command.arg("--out").arg(out);
+/// A ladder without a word on where experts lie.
+fn bare(drives: &Drives, repetitions: &str, out: &Path) -> Command {
+    let mut command = argodrive(["ladder", "--prompt", PROMPT, "--max-new", "3", "--repetitions", repetitions]);
+    command.arg("--store").arg(tiny_store()).arg("--drives").arg(&drives.toml).arg("--out").arg(out);
     command
+}
+
+fn ladder(drives: &Drives, policy_name: &str, out: &Path) -> Command {
+    let mut command = bare(drives, "2", out);
+    command.arg("--policy").arg(policy(policy_name));
+    command
+}
+
+/// Bytes of all experts once.
+fn bank_bytes(plan: &Plan) -> u64 {
+    plan.layers.values().map(|l| l.0.len() as u64).sum::<u64>() * plan.expert_bytes
 }
 
 fn read(path: &Path) -> Value {
@@ -71,6 +83,44 @@ fn two_emulated_drives_make_a_ladder_of_two_rungs() {
     }
     assert!(runs.iter().all(|r| r["emulated"] == true));
 
+    // Beside each decode the barriers of one traced run were read, and simulated on the rung's plan.
+    let header = read_header(&folder.join("trace")).unwrap();
+    assert_eq!(header.drives.len(), 2, "traced on the rung with the most drives");
+    assert_eq!(fs::read_dir(folder.join("raw")).unwrap().count(), 4, "one reading for each run");
+    let mut barriers = Vec::new();
+    for rung in rungs {
+        assert_eq!((rung["kind"].as_str(), rung["decode_tok_s_interval"].is_null()), (Some("ladder"), true));
+        let raw = &rung["raw"];
+        assert_eq!(raw["readings"].as_u64(), Some(2));
+        barriers.push(raw["barriers"].as_u64().unwrap());
+        let mean = raw["barrier_mean_ns"].as_f64().unwrap();
+        assert!(
+            raw["barrier_range_ns"][0].as_f64().unwrap() <= mean
+                && mean <= raw["barrier_range_ns"][1].as_f64().unwrap()
+        );
+        if let (Some(layout), Some(drives)) = (raw["bound_layout_ns"].as_f64(), raw["bound_drives_ns"].as_f64()) {
+            assert!(drives <= layout + 1.0, "{raw}");
+            assert!((raw["reader_efficiency"].as_f64().unwrap() / (layout / mean) - 1.0).abs() < 1e-3, "{raw}");
+        }
+        let simulated = &rung["simulated"];
+        let off = simulated["io_gain"].as_f64().unwrap() / raw["io_gain"].as_f64().unwrap() - 1.0;
+        assert!((simulated["off"].as_f64().unwrap() - off).abs() < 1e-9, "{rung}");
+    }
+    assert_eq!(barriers[0], barriers[1]);
+    assert_eq!(barriers[0] % (TOKENS as u64 - 1), 0, "every layer of each pass that extended the text");
+    assert_eq!((&rungs[0]["raw"]["io_gain"], &rungs[0]["simulated"]["io_gain"]), (&1.0.into(), &1.0.into()));
+    assert_eq!(ladder_json["simulated_from"], "fit to the trace");
+
+    // Two runs are too few for a verdict, and nobody is told to buy or not to.
+    assert!(rungs[0]["added"].is_null());
+    let added = &rungs[1]["added"];
+    assert_eq!(
+        (&added["drives"], &added["pairs"], &added["outcome"]),
+        (&serde_json::json!(["blue"]), &2.into(), &"too-few".into())
+    );
+    assert_eq!(ladder_json["advice"]["buy"], "too-few");
+    assert_eq!((&ladder_json["version"], &ladder_json["skipped"]), (&2.into(), &serde_json::json!([])));
+
     // The record on disk is what was printed, and the figure is there.
     let mut on_disk = read(&folder.join("ladder.json"));
     on_disk["folder"] = ladder_json["folder"].clone();
@@ -93,10 +143,22 @@ fn the_table_of_a_ladder_is_labelled_and_rungs_follow_the_order() {
     assert!(table.lines().all(|l| l.chars().count() <= 80 || l.starts_with("figure")), "{text}");
     let svg = fs::read_to_string(only_entry(&out.join("ladder")).join("ladder-against.svg")).unwrap();
     has(&svg, &["this ladder (", "Kimi K3", "1 to 4 drives: 1.75x", "mulated drives"]);
+    has(&text, &["raw", "b_layout", "I/O gain", "simulated", "+ amber (EMULATED): too few to say", "Too few runs"]);
+    has(&notes, &["2 rungs (coral; coral + amber)", "4 runs, 4 raw readings"]);
     has(&text, &["decode tok/s", "EMULATED drives", "not speeds of this machine", "tokens identical on every rung"]);
     has(&text, &["ladder.json", "ladder.svg", "report.html"]);
     let page = fs::read_to_string(only_entry(&out.join("ladder")).join("report.html")).unwrap();
-    has(&page, &["EMULATED", "<caption>Rungs", "<figure><svg", "Machine"]);
+    has(
+        &page,
+        &[
+            "EMULATED",
+            "<caption>Rungs",
+            "<caption>I/O alone",
+            "<caption>What each drive brought",
+            "<figure><svg",
+            "Machine",
+        ],
+    );
     assert!(!page.contains("http://") && !page.contains("https://"));
     let ladder_json = read(&only_entry(&out.join("ladder")).join("ladder.json"));
     let named: Vec<&Value> = ladder_json["rungs"].as_array().unwrap().iter().map(|r| &r["drives"]).collect();
@@ -114,6 +176,128 @@ fn what_a_ladder_is_laid_against_is_read_before_anything_is_measured() {
     assert_eq!(code, 2);
     has(&notes, &["--against", "others.csv", "two rungs"]);
     assert!(!out.exists(), "nothing was begun");
+}
+
+#[test]
+fn drives_alone_and_all_of_them_are_rungs_too_and_each_set_is_measured_once() {
+    let drives = Drives::new(2, Some(easy_pace()));
+    let out = drives.dir.path().join("results");
+    let mut command = bare(&drives, "1", &out);
+    let command = command.arg("--policy").arg(policy("full-mirror")).args(["--rungs", "ladder,solo,all,uplinks"]);
+    let (code, text, notes) = outcome(command);
+    assert_eq!(code, 0, "{text}{notes}");
+    has(&notes, &["no two of these drives share an uplink", "3 rungs (amber; amber + blue; blue)"]);
+    has(&text, &["blue alone", "blue alone: "]);
+    let tables = text.split_once("EMULATED drives: ").unwrap().0;
+    assert!(tables.lines().all(|l| l.chars().count() <= 80), "{text}");
+    let folder = only_entry(&out.join("ladder"));
+    let record = read(&folder.join("ladder.json"));
+    let kinds: Vec<_> = record["rungs"].as_array().unwrap().iter().map(|r| (&r["kind"], &r["drives"])).collect();
+    let json = |v: &str| Value::from(v);
+    assert_eq!(kinds[0], (&json("ladder"), &serde_json::json!(["amber"])));
+    assert_eq!(kinds[2], (&json("solo"), &serde_json::json!(["blue"])));
+    assert_eq!((kinds.len(), record["rungs"][2]["added"].is_null()), (3, true));
+    assert_eq!(record["rungs"][1]["share_of_top"], 1.0);
+
+    // The same numbers are drawn again from the record.
+    let again = drives.dir.path().join("again");
+    let mut plot = argodrive(["results", "plot", "--out"]);
+    let (code, text, notes) = outcome(plot.arg(&again).arg(&folder));
+    assert_eq!(code, 0, "{notes}");
+    has(&text, &["ladder.svg", "ladder.png", "report.html"]);
+    let svg = |folder: &Path| fs::read_to_string(folder.join("ladder.svg")).unwrap();
+    assert_eq!(svg(&again), svg(&folder));
+
+    let mut none = bare(&drives, "1", &out);
+    refused(none.arg("--policy").arg(policy("full-mirror")).args(["--rungs", "uplinks"]), &["--rungs", "no uplink"]);
+    let mut typo = bare(&drives, "1", &out);
+    typo.arg("--policy").arg(policy("full-mirror")).args(["--rungs", "uplink"]).assert().code(2);
+}
+
+#[test]
+fn a_rung_without_room_is_skipped_with_what_it_needs_and_no_rung_is_an_error() {
+    let drives = Drives::new(2, Some(easy_pace()));
+    let out = drives.dir.path().join("results");
+    let plan = Plan::parse(&fs::read_to_string(drives.plan(tiny_store(), "round-robin")).unwrap()).unwrap();
+    let has_bytes = bank_bytes(&plan) * 6 / 10;
+    let small = drives.dir.path().join("small.toml");
+    let limit =
+        |bytes: u64| format!("policy = \"round-robin\"\n[[drive]]\nname = \"amber\"\ncapacity = \"{bytes}B\"\n");
+    fs::write(&small, limit(has_bytes)).unwrap();
+    let (code, text, notes) = outcome(bare(&drives, "1", &out).arg("--policy").arg(&small));
+    assert_eq!(code, 0, "{text}{notes}");
+    has(&text, &["amber: skipped: needs ", ", has "]);
+    let record = read(&only_entry(&out.join("ladder")).join("ladder.json"));
+    let skipped = &record["skipped"][0];
+    assert_eq!((&skipped["drives"], &skipped["kind"]), (&serde_json::json!(["amber"]), &"ladder".into()));
+    assert_eq!(
+        (skipped["needs_bytes"].as_u64(), skipped["has_bytes"].as_u64()),
+        (Some(bank_bytes(&plan)), Some(has_bytes))
+    );
+    assert_eq!(record["rungs"].as_array().unwrap().len(), 1);
+    assert_eq!(record["rungs"][0]["gain"], 1.0, "counted from the first rung that there is");
+
+    fs::write(&small, limit(10)).unwrap();
+    refused(bare(&drives, "1", &out).arg("--policy").arg(&small), &["no rung can be measured", "amber, blue: "]);
+    fs::write(&small, limit(10).replace("amber", "red")).unwrap();
+    refused(bare(&drives, "1", &out).arg("--policy").arg(&small), &["`red`", "amber, blue"]);
+}
+
+#[test]
+fn a_plan_that_is_kept_must_leave_every_expert_a_home() {
+    let drives = Drives::new(2, Some(easy_pace()));
+    let out = |name: &str| drives.dir.path().join(name);
+    let climb = |plan: &Path, to: &str| {
+        let (code, text, notes) = outcome(bare(&drives, "1", &out(to)).arg("--fixed-plan").arg(plan));
+        assert_eq!(code, 0, "{text}{notes}");
+        (text, read(&only_entry(&out(to).join("ladder")).join("ladder.json")))
+    };
+    let hash = |plan: &Path| Plan::parse(&fs::read_to_string(plan).unwrap()).unwrap().hash().unwrap();
+    let dealt = drives.plan(tiny_store(), "round-robin");
+    let (text, record) = climb(&dealt, "dealt");
+    has(&text, &["amber: skipped: expert L", " has no home on amber", "one plan kept"]);
+    assert_eq!(record["rungs"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        (record["rungs"][0]["plan"].as_str(), record["fixed_plan"].as_str()),
+        (Some(&*hash(&dealt)), Some(&*hash(&dealt)))
+    );
+    assert!(record["skipped"][0]["needs_bytes"].is_null());
+
+    let mirror = drives.plan(tiny_store(), "full-mirror");
+    let (_, record) = climb(&mirror, "mirror");
+    let rungs = record["rungs"].as_array().unwrap();
+    assert_eq!((rungs.len(), rungs[1]["plan"].as_str()), (2, Some(&*hash(&mirror))));
+    assert_ne!(rungs[0]["plan"], rungs[1]["plan"]);
+    assert_eq!(record["policy"], "full-mirror");
+
+    // Bad input leaves nothing.
+    let mut both = bare(&drives, "1", &out("none"));
+    both.arg("--fixed-plan").arg(&mirror).arg("--policy").arg(policy("full-mirror")).assert().code(2);
+    bare(&drives, "1", &out("none")).assert().code(2);
+    let other = drives.dir.path().join("other.plan.json");
+    fs::write(&other, fs::read_to_string(&mirror).unwrap().replace("\"amber\"", "\"red\"")).unwrap();
+    refused(
+        bare(&drives, "1", &out("none")).arg("--fixed-plan").arg(&other),
+        &["--fixed-plan", "`amber`", "red, blue"],
+    );
+    refused(bare(&drives, "1", &out("none")).arg("--fixed-plan").arg(&drives.toml), &["--fixed-plan", "drives.toml"]);
+}
+
+#[test]
+fn ladders_of_version_1_are_laid_beside_and_drawn_again() {
+    let sample = prepared::repo("results/samples/demo-ladder");
+    let drives = Drives::new(1, Some(easy_pace()));
+    let mut plot = argodrive(["results", "plot", "--out"]);
+    let (code, _, notes) = outcome(plot.arg(drives.dir.path()).arg(&sample));
+    assert_eq!(code, 0, "{notes}");
+    let svg = fs::read_to_string(drives.dir.path().join("ladder.svg")).unwrap();
+    has(&svg, &["whiskers: slowest and fastest run", "4 drives"]);
+    assert!(!svg.contains("gain of the I/O alone"), "nothing was read alone then");
+    let (code, text, notes) = outcome(
+        ladder(&drives, "round-robin", &drives.dir.path().join("out")).arg("--against").arg(sample.join("ladder.json")),
+    );
+    assert_eq!(code, 0, "{notes}");
+    has(&text, &["demo-ladder/ladder", "(EMULATED)", "1.78x", "2.88x"]);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn the_released_geometry_gives_the_published_figures() {
     let dir = folder();
     let two = drives(dir.path(), TWO);
     let more =
-        ["--context", "8k,128k,1M", "--tokens", "512,1k,600", "--hit-rate", "50%", "--copy-rate", "1GB/s", "--json"];
+        ["--context", "8k,128k,1M", "--tokens", "512,8k,4600", "--hit-rate", "50%", "--copy-rate", "1GB/s", "--json"];
     let e = json_of(&mut ask(&repo(K3), &two, &more));
     let model = &e["model"];
     for (key, want) in [
@@ -102,8 +102,8 @@ fn the_released_geometry_gives_the_published_figures() {
     let prompts = e["prompts"].as_array().unwrap();
     let passes = [
         (512, 1, bytes(512), bytes(512)),
-        (1024, 2, 2.0 * bytes(512), bytes(1024)),
-        (600, 2, bytes(512) + bytes(88), bytes(600)),
+        (8192, 2, 2.0 * bytes(4096), bytes(8192)),
+        (4600, 2, bytes(4096) + bytes(504), bytes(4600)),
     ];
     for (seen, (tokens, pieces, by_pieces, once)) in prompts.iter().zip(passes) {
         assert_eq!((&seen["tokens"], &seen["pieces"]), (&tokens.into(), &pieces.into()));

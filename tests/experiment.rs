@@ -242,11 +242,56 @@ fn rungs_are_arms_on_more_and_more_drives() {
 }
 
 #[test]
+fn an_arm_that_must_be_refused_is_no_failure_and_one_that_is_not_is() {
+    // One home each leaves nothing to choose or to cut, whatever the arm asks for; the policies stand in the file itself.
+    let arms = r#"
+[[arm]]
+name = "turns"
+
+[[arm]]
+name = "one-home"
+plan = "dealt"
+
+[assert]
+refused = { one-home = ["dispatch"] }
+"#;
+    let text = text();
+    let start = text[..text.find("[[arm]]").unwrap()].to_string();
+    let at = start.find("plan = [").unwrap();
+    let plans = "plan = [{ name = \"mirror\", policy = { policy = \"full-mirror\" } }, \
+                 { name = \"dealt\", policy = { policy = \"round-robin\" } }]\n";
+    let start = format!("{}{plans}{}", &start[..at], &start[at + start[at..].find('\n').unwrap() + 1..]);
+    let place = Place::new(&format!("{start}{arms}"));
+    let object = json_of(place.run().arg("--json"));
+    assert_eq!((&object["state"], &object["missed"]), (&"complete".into(), &serde_json::json!([])));
+    has(object["rejected"]["one-home"].as_str().unwrap(), &["dispatch: unverified", "one home"]);
+    assert_eq!(read(&place.folder().join("experiment.json"))["expect"]["refused"]["one-home"][0], "dispatch");
+
+    // Expected of an arm whose setting does fire.
+    let other = arms.replace("plan = \"dealt\"", "reader = { verify_digests = true }");
+    let place = Place::new(&format!("{start}{}", other.replace("[\"dispatch\"]", "[\"verify_digests\"]")));
+    let (code, stdout, notes) = outcome(&mut place.run());
+    assert_eq!(code, 1, "{stdout}{notes}");
+    has(&stdout, &["MISSED: one-home: expected to be refused", "`verify_digests`"]);
+    // What an arm does not ask for cannot be refused, nor can an arm that is not there; policies are checked at once.
+    for (from, to, words) in [
+        ("[\"dispatch\"]", "[\"cache_bytes\"]", "no such arm sets it"),
+        ("{ one-home", "{ onehome", "did you mean `one-home`?"),
+        ("name = \"turns\"", "name = \"turns\"\nmax_nwe = 3", "did you mean `max_new`?"),
+    ] {
+        place.write(&format!("{start}{}", arms.replace(from, to)));
+        refused(&mut place.run(), &[words]);
+    }
+    place.write(&format!("{}{arms}", start.replace("\"round-robin\" }", "\"round-robbin\" }")));
+    refused(&mut place.run(), &["[setup] plan `dealt`", "round-robbin"]);
+}
+
+#[test]
 fn the_experiments_that_ship_are_sound() {
     let folder = repo("experiments");
     let files: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
     let files: Vec<&PathBuf> = files.iter().filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
-    assert!(files.len() >= 3, "{files:?}");
+    assert!(files.len() >= 14, "{files:?}");
     for file in files {
         json_of(argodrive(["experiment", "run", "--dry-run", "--json"]).arg(file));
     }

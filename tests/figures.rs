@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use argodrive::report::Figure;
-use argodrive::report::ladder::{LadderFigure, RungPoint};
+use argodrive::report::ladder::{IoPoint, LadderFigure, RungPoint};
 use argodrive::report::lands_last::{LandsLastFigure, LayerCounts};
 use argodrive::report::timeline::{DriveSeries, TimelineFigure};
 use argodrive::report::waterfall::{WaterfallBarrier, WaterfallFigure, WaterfallRead};
@@ -10,7 +10,14 @@ use proptest::prelude::*;
 use std::fs;
 
 fn ladder(rungs: Vec<RungPoint>) -> LadderFigure {
-    LadderFigure { title: "Ladder".into(), subtitle: "argo-mini".into(), emulated: true, rungs, note: "median".into() }
+    LadderFigure {
+        title: "Ladder".into(),
+        subtitle: "argo-mini".into(),
+        emulated: true,
+        whiskers: "slowest and fastest run".into(),
+        rungs,
+        note: "median".into(),
+    }
 }
 
 fn rung(drives: u32, tok_s: f64, wait: f64) -> RungPoint {
@@ -22,6 +29,7 @@ fn rung(drives: u32, tok_s: f64, wait: f64) -> RungPoint {
         tok_s_high: tok_s * 1.01,
         io_wait_share: wait,
         ideal_tok_s: Some(12.5 * f64::from(drives)),
+        io: Some(IoPoint { gain: f64::from(drives), simulated: None }),
     }
 }
 
@@ -131,6 +139,7 @@ proptest! {
                 tok_s_high: tok_s[2],
                 io_wait_share: if ordered { wait / 1.2 } else { wait },
                 ideal_tok_s: if ordered { ideal.map(f64::abs) } else { ideal },
+                io: ideal.map(|gain| IoPoint { gain: if ordered { gain.abs() } else { gain }, simulated: Some(a) }),
             }
         });
         let mut figure = ladder(rungs.collect());

@@ -76,6 +76,24 @@ fn a_prompt_whole_in_pieces_or_token_by_token_gives_the_same_logits() {
 }
 
 #[test]
+fn threads_do_not_change_a_bit_and_take_part() {
+    let m = &mini().checkpoint;
+    for isa in [KernelIsa::Scalar, KernelIsa::Avx2].into_iter().filter(|i| i.is_available()) {
+        let decoder = Decoder::load_with(m.config.clone(), m.trunk.clone(), isa).unwrap();
+        let alone = in_pieces(&decoder, &[31, 1, 1, 7], &mut source());
+        for threads in [2, 5] {
+            decoder.use_threads(threads);
+            assert!(
+                in_pieces(&decoder, &[31, 1, 1, 7], &mut source()) == alone,
+                "{isa}: {threads} threads changed bits"
+            );
+            assert_eq!(decoder.thread_chunks().len(), threads);
+            assert!(decoder.thread_chunks().iter().sum::<u64>() > 1000, "products were divided");
+        }
+    }
+}
+
+#[test]
 fn rows_checked_together_have_the_bits_of_rows_decoded_alone() {
     let tokens = prompt();
     let (mut s, mut source) = (session(), source());

@@ -10,6 +10,7 @@ use argodrive::bench::config::{Asked, RunConfig};
 use argodrive::bench::evidence::{Evidence, Verdict, objections};
 use argodrive::bench::run::{RunSpec, run};
 use argodrive::decode::KernelIsa;
+use argodrive::drive::emulated_link::{EmulatedLink, LinkName};
 use argodrive::drive::spec::{DriveSpec, Emulation};
 use argodrive::io::EngineKind;
 use argodrive::knob::{self, Knob};
@@ -17,7 +18,7 @@ use argodrive::layout::plan::{Plan, PlanDrive};
 use argodrive::layout::planner;
 use argodrive::layout::policy::Policy;
 use argodrive::open::Model;
-use argodrive::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy};
+use argodrive::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool};
 use argodrive::stage::{StageOptions, stage};
 use argodrive::store::import::{ImportOptions, import};
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,12 +156,27 @@ fn case(knob: Knob, folder: &Path) -> Case {
             setup(|c| c.reader.prefetch = PrefetchPolicy::SameAsLast),
         ),
         Knob::PrefetchQueueDepth => only(guessing(|c| c.reader.prefetch_queue_depth = 1)),
+        Knob::PrefetchPool => on_off(guessing(|c| c.reader.prefetch_pool = PrefetchPool::Shared), guessing(|_| {})),
+        Knob::PrefetchDispatch => {
+            on_off(guessing(|c| c.reader.prefetch_dispatch = Some(DispatchPolicy::FirstHit)), guessing(|_| {}))
+        }
         Knob::PrefetchGovernor => on_off(guessing(|_| {}), guessing(|c| c.reader.prefetch_governor = false)),
         Knob::CacheBytes => on_off(cached(CachePolicy::Lru), plain()),
         Knob::CachePolicy => on_off(cached(CachePolicy::LfuDecay), cached(CachePolicy::Lru)),
         Knob::Pace => on_off(Setup { emulate: [Some(slow(20)), Some(slow(20))], ..plain() }, plain()),
+        Knob::Link => {
+            let name = LinkName::new("hub").unwrap();
+            let link = Some(EmulatedLink { name, rate_bytes_per_s: 5_000_000 });
+            let shared = Some(Emulation { link, ..slow(20) });
+            let alone = Some(slow(20));
+            on_off(Setup { emulate: [shared; 2], ..plain() }, Setup { emulate: [alone; 2], ..plain() })
+        }
         Knob::Resident => on_off(setup(|c| c.resident = true), plain()),
         Knob::Kernels => only(setup(|c| c.model.kernels = "avx2".into())),
+        // One thread can only be forced to be two; two take turns on products that are large enough.
+        Knob::Threads => {
+            Case { on: setup(|c| (c.model.threads, c.max_new) = (2, 12)), off: Some(setup(|c| c.model.threads = 1)) }
+        }
         Knob::PrefillRows => only(setup(|c| c.model.prefill_rows = 4)),
         Knob::MaxContext => only(setup(|c| {
             c.model.max_context = 40;

@@ -34,6 +34,7 @@ fn all_policies_give_the_same_tokens_and_say_how_good_they_were() {
         jitter: 0.0,
         seed: 0,
         schedule: RateSchedule::NONE,
+        link: None,
     };
     let drives = Drives::new(2, Some(pace));
     let plan = drives.staged(mini_store(), "full-mirror");

@@ -195,6 +195,7 @@ fn a_pace_that_is_not_kept_rejects_the_run_and_its_trace_says_so() {
         jitter: 0.0,
         seed: 0,
         schedule: RateSchedule::NONE,
+        link: None,
     };
     let drives = Drives::new(2, Some(pace));
     let plan = drives.staged(mini_store(), "round-robin");

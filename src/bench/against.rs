@@ -1,12 +1,10 @@
 //! Ladders of others to lay beside one's own: the published ones that ship with the program, a file of the same columns, or the
 //! `ladder.json` of another run. Only shapes are compared (multiples of the first rung): machines and models differ.
 
-use super::ladder::LadderRecord;
+use super::ladder::record::{LadderRecord, MAX_BYTES};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Largest file that is read.
-const MAX_BYTES: u64 = 16 << 20;
 /// Most ladders of one file.
 const MAX_LADDERS: usize = 64;
 /// Most drives of a ladder.
@@ -60,15 +58,11 @@ pub fn load(path: &Path) -> Result<Vec<OtherLadder>, AgainstError> {
     if !text.trim_start().starts_with('{') {
         return parse_csv(&text).map_err(fail);
     }
-    let record: LadderRecord =
-        serde_json::from_str(&text).map_err(|e| fail(format!("no ladder.json of this program: {e}")))?;
-    if record.version > super::record::RECORD_VERSION {
-        return Err(fail(format!("version {} was written by a newer argodrive; use that one", record.version)));
-    }
+    let record = LadderRecord::parse(&text).map_err(fail)?;
     if let Some(reason) = record.rejected.first() {
         return Err(fail(format!("that ladder was rejected ({reason}); compare with one that counts")));
     }
-    let rungs = record.rungs.iter().map(|r| (r.drives.len() as u32, r.rates.decode_tok_s)).collect();
+    let rungs = record.ladder().map(|r| (r.drives.len() as u32, r.rates.decode_tok_s)).collect();
     let name = path.display().to_string();
     finished(vec![OtherLadder { name, emulated: record.emulated, rungs }]).map_err(fail)
 }
@@ -143,7 +137,8 @@ mod tests {
             ("w,1,2.0", "x,1,2.0", "two rungs"),
             ("w,1,2.0,d", "w,1,2.0", "2 fields"),
             (good, "", "no column"),
-            (good, "{\"version\": 99}", "no ladder.json"),
+            (good, "{\"version\": 99}", "newer argodrive"),
+            (good, "{\"version\": 1}", "no ladder.json"),
         ] {
             std::fs::write(&path, good.replacen(from, to, 1)).unwrap();
             let message = load(&path).unwrap_err().to_string();

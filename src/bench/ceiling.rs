@@ -16,6 +16,7 @@ use crate::drive::device::identity_of;
 use crate::drive::profile::{BarrierShape, DriveModel, Joint, Method, PROFILE_VERSION, Profile, Proof, Sustained};
 use crate::drive::spec::DriveSpec;
 use crate::io::paced::PacedDrive;
+use crate::io::paced_link::paced_drives;
 use crate::io::{EngineKind, IoSetupError, MAX_QUEUE_DEPTH};
 use std::time::Duration;
 
@@ -180,8 +181,8 @@ pub fn measure(
         return Err(CeilingError::Option(text));
     }
     let mut drives = Vec::with_capacity(spec.drives.len());
-    for (drive, files) in spec.drives.iter().zip(files) {
-        let pace = drive.emulate.map(|e| PacedDrive::new(&drive.name, e)).transpose()?;
+    let asked: Vec<_> = spec.drives.iter().map(|d| (d.name.as_str(), d.emulate)).collect();
+    for ((drive, pace), files) in spec.drives.iter().zip(paced_drives(&asked)?).zip(files) {
         drives.push(LoadDrive::new(&drive.name, files, pace));
     }
     let before = sample.as_ref().and_then(ResidencySample::measure);

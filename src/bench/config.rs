@@ -1,11 +1,13 @@
 //! The configuration of a run: each layer's options in one TOML file (or the `config` of an earlier record), then flags
 //! on top. No environment variables. A key that does not exist is an error that names it and the nearest one that does.
 
-use crate::decode::KernelIsa;
-use crate::decode::generate::DEFAULT_PIECE_ROWS;
+use super::experiment::merge;
+pub use super::model_options::ModelOptions;
+use super::profile::take_tuned;
+use crate::decode::kernels::pool::MAX_THREADS;
 use crate::decode::sampler::SamplerOptions;
 use crate::knob::Knob;
-use crate::reader::{PrefetchPolicy, ReaderOptions};
+use crate::reader::{PrefetchPolicy, PrefetchPool, ReaderOptions};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
 /// Knobs that do nothing where no drive is read.
-pub(super) const READING: [Knob; 18] = [
+pub(super) const READING: [Knob; 20] = [
     Knob::Dispatch,
     Knob::Split,
     Knob::Hedge,
@@ -30,10 +32,32 @@ pub(super) const READING: [Knob; 18] = [
     Knob::PrefetchDepth,
     Knob::PrefetchExperts,
     Knob::PrefetchQueueDepth,
+    Knob::PrefetchPool,
+    Knob::PrefetchDispatch,
     Knob::PrefetchGovernor,
     Knob::CacheBytes,
     Knob::CachePolicy,
 ];
+
+/// Knobs of prefetch that do nothing without a guesser.
+pub const OF_PREFETCH: [Knob; 6] = [
+    Knob::PrefetchDepth,
+    Knob::PrefetchExperts,
+    Knob::PrefetchQueueDepth,
+    Knob::PrefetchPool,
+    Knob::PrefetchDispatch,
+    Knob::PrefetchGovernor,
+];
+
+/// A knob of prefetch that somebody gave although it does nothing with these options, and why.
+pub fn idle_prefetch(reader: &ReaderOptions, given: &BTreeSet<Knob>) -> Option<(Knob, &'static str)> {
+    if reader.prefetch == PrefetchPolicy::None {
+        return OF_PREFETCH.into_iter().find(|k| given.contains(k)).map(|k| (k, "without prefetch; give --prefetch"));
+    }
+    let shared = reader.prefetch_pool == PrefetchPool::Shared && given.contains(&Knob::PrefetchQueueDepth);
+    shared
+        .then_some((Knob::PrefetchQueueDepth, "in demand's pool, whose depth is queue_depth; give --prefetch-pool own"))
+}
 
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -57,34 +81,6 @@ pub enum ConfigError {
     /// Two settings cannot go together, or one is missing.
     #[error("{0}")]
     Contradiction(String),
-}
-
-/// How the model is run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ModelOptions {
-    /// `auto`, `scalar` or `avx2`.
-    pub kernels: String,
-    /// Prompt rows fed in one pass.
-    pub prefill_rows: usize,
-    /// Most tokens of text; 0 is what the model was made for.
-    pub max_context: usize,
-}
-
-impl Default for ModelOptions {
-    fn default() -> Self {
-        Self { kernels: "auto".into(), prefill_rows: DEFAULT_PIECE_ROWS, max_context: 0 }
-    }
-}
-
-impl ModelOptions {
-    /// The kernels asked for; `None` is the best that the CPU has.
-    pub fn isa(&self) -> Result<Option<KernelIsa>, ConfigError> {
-        match self.kernels.as_str() {
-            "auto" => Ok(None),
-            name => name.parse().map(Some).map_err(|e| ConfigError::Contradiction(format!("kernels: {e}, or auto"))),
-        }
-    }
 }
 
 /// Everything that decides what a run does.
@@ -178,11 +174,40 @@ impl Asked {
         if path.extension().is_some_and(|e| e == "json") {
             return Self::from_record(&text).map_err(syntax);
         }
-        let table: toml::Table = toml::from_str(&text).map_err(|e| syntax(e.to_string()))?;
+        let mut table: toml::Table = toml::from_str(&text).map_err(|e| syntax(e.to_string()))?;
+        if take_tuned(&mut table).map_err(syntax)?.is_some() {
+            return Self::of_table(table).map_err(syntax);
+        }
+        // from the text, so that an error names a line
         let config = toml::from_str(&text).map_err(|e| syntax(with_nearest(&e.to_string())))?;
         let mut given = BTreeSet::new();
         collect_given(&table, &mut given);
         Ok(Self { config, given, repeats: None })
+    }
+
+    /// Settings of a table, all of them given.
+    pub fn of_table(table: toml::Table) -> Result<Self, String> {
+        let mut given = BTreeSet::new();
+        collect_given(&table, &mut given);
+        let config = table.try_into().map_err(|e: toml::de::Error| with_nearest(e.message()))?;
+        Ok(Self { config, given, repeats: None })
+    }
+
+    /// A profile (`--profile`), and over it a configuration (`--config`), setting by setting.
+    pub fn load_over(profile: &Path, config: Option<&Path>) -> Result<Self, ConfigError> {
+        let named = |reason: String| ConfigError::Contradiction(format!("--profile {}: {reason}", profile.display()));
+        let mut whole = read_profile(profile).map_err(named)?;
+        if let Some(path) = config {
+            let path_text = path.display();
+            if path.extension().is_some_and(|e| e == "json") {
+                return Err(ConfigError::Contradiction(format!(
+                    "--config {path_text} is a record, which holds every setting already; leave --profile out"
+                )));
+            }
+            Self::load(path)?; // whatever is wrong with it is its own fault, not the profile's
+            merge(&mut whole, &read_table(path).map_err(ConfigError::Contradiction)?);
+        }
+        Self::of_table(whole).map_err(named)
     }
 
     fn from_record(text: &str) -> Result<Self, String> {
@@ -209,15 +234,10 @@ impl Asked {
                 "monitor decides what is written beside a trace; give --trace, or leave it out".into(),
             ));
         }
-        let ahead = [Knob::PrefetchDepth, Knob::PrefetchExperts, Knob::PrefetchQueueDepth, Knob::PrefetchGovernor];
-        if self.config.reader.prefetch == PrefetchPolicy::None
-            && self.repeats.is_none()
-            && let Some(knob) = ahead.iter().find(|k| self.given.contains(k))
+        if self.repeats.is_none()
+            && let Some((knob, why)) = idle_prefetch(&self.config.reader, &self.given)
         {
-            return Err(ConfigError::Contradiction(format!(
-                "{} does nothing without prefetch; give --prefetch, or leave it out",
-                knob.name()
-            )));
+            return Err(ConfigError::Contradiction(format!("{} does nothing {why}, or leave it out", knob.name())));
         }
         match READING.iter().find(|k| self.config.resident && self.given.contains(k)) {
             Some(knob) => Err(ConfigError::Contradiction(format!(
@@ -274,6 +294,9 @@ impl RunConfig {
                 "--top-p, --top-k and --seed do nothing at --temperature 0 (the most likely token); give a temperature above 0",
             );
         }
+        if self.model.threads > MAX_THREADS {
+            return no("--threads: at most 64");
+        }
         if self.model.prefill_rows == 0 {
             return no("--prefill-rows must be at least 1");
         }
@@ -295,6 +318,35 @@ impl RunConfig {
         let bytes = std::fs::read(&path).map_err(|e| fault(e.to_string()))?;
         String::from_utf8(bytes).map_err(|e| fault(format!("not UTF-8 (byte {})", e.utf8_error().valid_up_to())))
     }
+}
+
+/// What a configuration may hold and a profile may not: it says how to run, not what.
+const OF_A_RUN: [&str; 7] = ["prompt", "prompt_file", "trace", "monitor", "reference", "under_test", "resident"];
+
+/// The settings of a profile, checked, without the table that says where they come from.
+pub fn read_profile(path: &Path) -> Result<toml::Table, String> {
+    let table = read_table(path)?;
+    match OF_A_RUN.iter().find(|k| table.contains_key(**k)) {
+        Some(key) => {
+            Err(format!("`{key}` belongs to a run, not to a profile; take it out, or give the file with --config"))
+        }
+        None => Ok(table),
+    }
+}
+
+fn read_table(path: &Path) -> Result<toml::Table, String> {
+    let len = std::fs::metadata(path).map_err(|e| e.to_string())?.len();
+    if len > MAX_CONFIG_BYTES {
+        return Err(format!("{len} bytes; a profile has at most {MAX_CONFIG_BYTES}"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+    if text.trim_start().starts_with('{') {
+        return Err("JSON: a run profile is TOML; what `ceiling` measured of drives is another thing".into());
+    }
+    let mut table: toml::Table = toml::from_str(&text).map_err(|e| e.to_string().trim_end().to_string())?;
+    take_tuned(&mut table)?;
+    Asked::of_table(table.clone())?;
+    Ok(table)
 }
 
 /// Knobs that a table (and the tables in it) sets.
@@ -385,6 +437,36 @@ mod tests {
         assert!(check(&format!("{base}[reader]\nqueue_depth = 0")).contains("queue depth"));
         assert!(check(&format!("{base}max_new = 0")).contains("--max-new"));
         assert!(load(base).unwrap().config.check().is_ok());
+    }
+
+    #[test]
+    fn a_configuration_goes_before_a_profile_setting_by_setting() {
+        let dir = tempfile::tempdir().unwrap();
+        let [profile, config] = ["profile.toml", "run.toml"].map(|n| dir.path().join(n));
+        let write = |path: &Path, text: &str| std::fs::write(path, text).unwrap();
+        write(&profile, "store = \"s\"\nplan = \"p\"\n[reader]\nqueue_depth = 2\ndispatch = \"first-hit\"\n");
+        write(&config, "plan = \"other\"\n[reader]\nqueue_depth = 8\n");
+        let alone = Asked::load_over(&profile, None).unwrap();
+        assert_eq!((alone.config.reader.queue_depth, alone.config.plan), (2, Some("p".into())));
+        let both = Asked::load_over(&profile, Some(&config)).unwrap();
+        assert_eq!((both.config.reader.queue_depth, both.config.plan), (8, Some("other".into())));
+        assert_eq!(both.config.reader.dispatch.name(), "first-hit", "what the configuration does not say stays");
+        assert!(both.given.contains(&Knob::Dispatch) && both.given.contains(&Knob::Layout));
+        let says = |config: Option<&Path>| Asked::load_over(&profile, config).unwrap_err().to_string();
+        assert!(says(Some(Path::new("record.json"))).contains("leave --profile out"));
+        write(&config, "[reader]\nqueue_dpth = 8\n");
+        let e = says(Some(&config));
+        assert!(e.contains("--config") && e.contains("did you mean `queue_depth`?"), "{e}");
+        write(&profile, "[reader]\nqueue_dpth = 8\n");
+        let e = says(None);
+        assert!(e.contains("--profile") && e.contains("did you mean `queue_depth`?"), "{e}");
+        write(&profile, "plan = \"p\"\nresident = true\n");
+        assert!(says(None).contains("`resident` belongs to a run"));
+        write(&profile, "{\"version\": 1}");
+        assert!(says(None).contains("ceiling"));
+        write(&profile, "plan = \"p\"\n[tuned]\nversion = 2\n");
+        assert!(says(None).contains("use the one that wrote it"));
+        assert!(Asked::load(&profile).unwrap_err().to_string().contains("use the one that wrote it"));
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub fn judge(
         max_new,
         under_test: _, // decides what must be proved; nothing to prove itself
         sampler: SamplerOptions { temperature, top_p, top_k, seed },
-        model: ModelOptions { kernels, prefill_rows, max_context },
+        model: ModelOptions { kernels, threads, prefill_rows, max_context },
         reader:
             ReaderOptions {
                 engine,
@@ -92,6 +92,8 @@ pub fn judge(
                 prefetch_depth,
                 prefetch_experts,
                 prefetch_queue_depth,
+                prefetch_pool,
+                prefetch_dispatch,
                 prefetch_governor,
                 prefetch_table: _, // input of the policy
                 cache_bytes,
@@ -121,12 +123,16 @@ pub fn judge(
             Knob::PrefetchDepth => ahead::depth(case, *prefetch_depth, *prefetch),
             Knob::PrefetchExperts => ahead::experts(case, *prefetch_experts),
             Knob::PrefetchQueueDepth => ahead::queue_depth(case, *prefetch_queue_depth),
+            Knob::PrefetchPool => ahead::pool(case, *prefetch_pool, *prefetch),
+            Knob::PrefetchDispatch => ahead::dispatch(case, *prefetch_dispatch, *dispatch, *prefetch),
             Knob::PrefetchGovernor => ahead::governor(case, *prefetch_governor),
             Knob::CacheBytes => ahead::cache_bytes(case, *cache_bytes),
             Knob::CachePolicy => ahead::cache_policy(case, *cache_policy),
             Knob::Pace => reader::pace(case),
+            Knob::Link => reader::link(case),
             Knob::Resident => decode::resident(case, *resident),
             Knob::Kernels => decode::kernels(case, kernels),
+            Knob::Threads => decode::threads(case, *threads),
             Knob::PrefillRows => decode::prefill_rows(case, *prefill_rows),
             Knob::MaxContext => decode::max_context(case, *max_context),
             Knob::MaxNew => decode::max_new(case, *max_new),

@@ -2,7 +2,9 @@
 
 use super::evidence::{Case, Judged, Verdict, limit, on_off};
 use crate::decode::guess::GuessesMade;
-use crate::reader::{CachePolicy, DrivePrefetch, PrefetchCounters, PrefetchPolicy, ReadSum, ReaderCounters};
+use crate::reader::{
+    CachePolicy, DispatchPolicy, DrivePrefetch, PrefetchCounters, PrefetchPolicy, PrefetchPool, ReadSum, ReaderCounters,
+};
 use crate::source::guess::GuessCounts;
 
 const NOT_BINDING: &str = ": not binding";
@@ -108,7 +110,7 @@ pub(super) fn queue_depth(case: &Case<'_>, asked: u32) -> Judged {
     let Some(c) = &case.seen.reader else { return unseen(asked.to_string()) };
     let engines = || c.drives.iter().filter_map(|d| d.prefetch_engine.as_ref());
     if engines().next().is_none() {
-        return (asked.to_string(), Verdict::Unverified, "no prefetch".into());
+        return (asked.to_string(), Verdict::Unverified, "no prefetch, or none in a pool of its own".into());
     }
     let deepest = engines().map(|e| e.max_in_flight).max().unwrap_or(0);
     let waited: u64 = engines().map(|e| e.waited).sum();
@@ -118,6 +120,57 @@ pub(super) fn queue_depth(case: &Case<'_>, asked: u32) -> Judged {
         seen.push_str(NOT_BINDING);
     }
     (asked.to_string(), verdict, seen)
+}
+
+/// Every read ahead went through the pool asked for. Without guesses none went through either.
+pub(super) fn pool(case: &Case<'_>, asked: PrefetchPool, policy: PrefetchPolicy) -> Judged {
+    let name = asked.name().to_string();
+    let Some(c) = &case.seen.reader else { return unseen(name) };
+    let (own, shared) = (c.prefetch.in_own_pool, c.prefetch.in_demands_pool);
+    if policy == PrefetchPolicy::None && own + shared == 0 {
+        return (name, Verdict::Unverified, "no prefetch".into());
+    }
+    let (right, wrong) = if asked == PrefetchPool::Own { (own, shared) } else { (shared, own) };
+    let verdict = match (right, wrong) {
+        (_, 1..) => Verdict::Contradicted,
+        (0, 0) => Verdict::Unverified,
+        (1.., 0) => Verdict::Proved,
+    };
+    let behind = c.prefetch.demand_behind;
+    (
+        name,
+        verdict,
+        format!("{own} reads in a pool of their own, {shared} in demand's; {behind} demand reads behind them"),
+    )
+}
+
+/// The policy's own code chose the copies of guessed experts, had a choice, and chose otherwise than the primary where that
+/// is its point. Not given, it is that of demand.
+pub(super) fn dispatch(
+    case: &Case<'_>,
+    asked: Option<DispatchPolicy>,
+    of_demand: DispatchPolicy,
+    prefetch: PrefetchPolicy,
+) -> Judged {
+    let name = asked.map_or_else(|| format!("as demand ({})", of_demand.name()), |own| own.name().to_string());
+    let Some(c) = &case.seen.reader else { return unseen(name) };
+    let (p, asked) = (&c.prefetch, asked.unwrap_or(of_demand));
+    let all: u64 = p.decisions_by_policy.iter().sum();
+    if prefetch == PrefetchPolicy::None && all == 0 {
+        return (name, Verdict::Unverified, "no prefetch".into());
+    }
+    let others = all - p.decisions_by_policy[asked as usize];
+    let (choices, not_primary) = (p.decisions_with_choice, p.decisions_not_primary);
+    let seen = format!("{choices} reads ahead with a choice among homes, {not_primary} not of the primary");
+    if others > 0 {
+        return (name, Verdict::Contradicted, format!("{seen}; {others} were chosen by another policy"));
+    }
+    let verdict = match (asked, choices, not_primary) {
+        (DispatchPolicy::FirstHit, _, 1..) => Verdict::Contradicted,
+        (DispatchPolicy::FirstHit, 1.., 0) | (_, 1.., 1..) => Verdict::Proved,
+        _ => Verdict::Unverified,
+    };
+    (name, verdict, seen)
 }
 
 /// On: it let fewer guesses through at least once. Off: it never did.
@@ -202,6 +255,8 @@ mod tests {
             depth(case, 1, PrefetchPolicy::None),
             experts(case, 0),
             queue_depth(case, 4),
+            pool(case, PrefetchPool::Own, PrefetchPolicy::None),
+            dispatch(case, None, DispatchPolicy::Split, PrefetchPolicy::None),
             governor(case, false),
             cache_bytes(case, 0),
             cache_policy(case, CachePolicy::Lru),

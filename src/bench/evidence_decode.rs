@@ -1,5 +1,6 @@
 //! Evidence for the settings of decoding: where experts are, kernels, limits, sampling, trace, monitor.
 
+use super::config::ModelOptions;
 use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
 use super::seen::Traced;
 use crate::decode::KernelIsa;
@@ -33,13 +34,34 @@ pub(super) fn kernels(case: &Case<'_>, asked: &str) -> Judged {
     (asked, verdict, format!("matrix products: {}", text.join(", ")))
 }
 
-/// A pass was that wide, and the prompt needed more than one.
+/// So many threads shared products, and each of them computed parts of some.
+pub(super) fn threads(case: &Case<'_>, asked: usize) -> Judged {
+    let options = ModelOptions { threads: asked, ..ModelOptions::default() };
+    let (wanted, parts) = (options.compute_threads(), &case.seen.thread_chunks);
+    let took_part = parts.iter().filter(|&&n| n > 0).count();
+    let text: Vec<String> = parts.iter().map(u64::to_string).collect();
+    let mut seen = format!("parts of products by thread: {}", text.join(", "));
+    let verdict = match (parts.len() == wanted, took_part == wanted) {
+        (true, true) => Verdict::Proved,
+        (true, false) => {
+            seen.push_str(": no work for all of them");
+            Verdict::Unverified
+        }
+        (false, _) => Verdict::Contradicted,
+    };
+    (if asked == 0 { format!("auto ({wanted})") } else { asked.to_string() }, verdict, seen)
+}
+
+/// A pass was that wide, and the prompt needed more than one. A prompt that one pass can hold asked for no expert twice.
 pub(super) fn prefill_rows(case: &Case<'_>, asked: usize) -> Judged {
     let widest = case.seen.widest_rows;
     let prompt = case.seen.generation.as_ref().map_or(0, |g| g.prompt_tokens as u64);
     let asked_rows = asked as u64;
-    let verdict = limit(widest == asked_rows, prompt > asked_rows, widest > asked_rows);
-    let mut seen = format!("widest pass {widest} rows, prompt {prompt}");
+    let (experts, distinct) = case.seen.generation.as_ref().map_or((0, 0), |g| (g.prefill_experts, g.prefill_distinct));
+    let twice = prompt <= asked_rows && experts != distinct;
+    let verdict = limit(widest == asked_rows, prompt > asked_rows, widest > asked_rows || twice);
+    let mut seen =
+        format!("widest pass {widest} rows, prompt {prompt}; {experts} experts asked for, {distinct} distinct");
     if verdict == Verdict::Unverified && prompt <= asked_rows {
         seen.push_str(": not binding");
     }

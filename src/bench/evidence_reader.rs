@@ -2,8 +2,10 @@
 
 use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
 use super::guards::MAX_RESIDENT_SHARE;
+use crate::drive::emulated_link::EmulatedLink;
 use crate::ids::DriveId;
 use crate::io::EngineKind;
+use crate::io::paced::LinkUse;
 use crate::layout::plan::Shape;
 use crate::reader::{DispatchPolicy, DriveCounters, KnownRate, ReaderCounters};
 
@@ -279,6 +281,51 @@ pub(super) fn read_timeout(case: &Case<'_>, asked_ms: u64) -> Judged {
     let verdict = if timeouts > 0 { Verdict::Proved } else { Verdict::Unverified };
     let seen = if timeouts > 0 { format!("{timeouts} reads given up") } else { "never reached: not binding".into() };
     (format!("{asked_ms} ms"), verdict, seen)
+}
+
+/// On: every drive's reads crossed its link, and on each link some were delayed by those of another drive. Off: none did.
+pub(super) fn link(case: &Case<'_>) -> Judged {
+    let Some((_, mounts)) = case.streamed else { return unseen("off") };
+    let asked: Vec<Option<EmulatedLink>> = mounts.iter().map(|m| m.emulate.and_then(|e| e.link)).collect();
+    let mut links: Vec<EmulatedLink> = Vec::new();
+    for link in asked.iter().flatten() {
+        if !links.contains(link) {
+            links.push(*link);
+        }
+    }
+    let drives_on = |link: &EmulatedLink| asked.iter().flatten().filter(|l| *l == link).count();
+    let text: Vec<String> = links.iter().map(|l| format!("{} ({} drives)", l.name.as_str(), drives_on(l))).collect();
+    let text = if text.is_empty() { "off".to_string() } else { text.join(", ") };
+    let Some(c) = &case.seen.reader else { return unseen(text) };
+    let uses: Vec<Option<LinkUse>> = c.drives.iter().map(|d| d.pace.as_ref().and_then(|p| p.link)).collect();
+    let wrong = |(i, asked): (usize, &Option<EmulatedLink>)| {
+        let seen = uses.get(i).copied().flatten();
+        (seen.map(|u| u.name) != asked.map(|l| l.name)).then(|| mounts[i].name.as_str())
+    };
+    let astray: Vec<&str> = asked.iter().enumerate().filter_map(wrong).collect();
+    if !astray.is_empty() {
+        return (text, Verdict::Contradicted, format!("not on the link asked for: {}", astray.join(", ")));
+    }
+    if links.is_empty() {
+        return (text, Verdict::Proved, "no drive shared a link".into());
+    }
+    let sums = |link: &EmulatedLink| {
+        let on = uses.iter().flatten().filter(|u| u.name == link.name);
+        on.fold((0, 0), |(all, behind), u| (all + u.crossed, behind + u.behind_others))
+    };
+    let lines: Vec<String> = links
+        .iter()
+        .map(|l| (l, sums(l)))
+        .map(|(l, (all, behind))| {
+            format!("{}: {all} reads crossed, {behind} delayed by another drive's", l.name.as_str())
+        })
+        .collect();
+    let mut seen = lines.join("; ");
+    let bound = links.iter().all(|l| sums(l).1 > 0);
+    if !bound {
+        seen.push_str(": not binding");
+    }
+    (text, if bound { Verdict::Proved } else { Verdict::Unverified }, seen)
 }
 
 /// Emulated drives kept their pace; real ones were not slowed.

@@ -11,6 +11,7 @@ use crate::replay::verdict::Verdict;
 use crate::sys::durable::write_atomic;
 use crate::trace::windows::SamplerFigures;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -27,6 +28,16 @@ pub enum RecordError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// It was written in another format.
+    #[error("results: {}: has version {version}, this argodrive reads up to {newest}; use the one that wrote it, or another results folder", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+        /// The newest that is read.
+        newest: u32,
     },
     /// The record itself.
     #[error("results: {}: {reason}", path.display())]
@@ -89,6 +100,23 @@ pub struct MountRecord {
     pub emulate: Option<String>,
 }
 
+/// What reading the prompt asked of drives. A prompt of at most `prefill_rows` tokens is one pass, in which every layer asks
+/// for each expert once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillRecord {
+    /// Experts asked for, summed over layers and passes.
+    pub experts: u64,
+    /// Distinct ones.
+    pub distinct: u64,
+    /// Expert bytes that drives delivered.
+    pub payload_bytes: u64,
+    /// Bytes of prefetch reads for nothing.
+    pub wasted_bytes: u64,
+    /// `(payload_bytes + wasted_bytes) / (distinct * expert bytes)`; below 1 with a cache. `None` = nothing was asked for.
+    pub amplification: Option<f64>,
+}
+
 /// One measured run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -117,6 +145,9 @@ pub struct RunRecord {
     pub io_wait_share: f64,
     /// Mean wait per barrier while decoding, in nanoseconds.
     pub barrier_mean_ns: u64,
+    /// What reading the prompt asked of drives; `None` when experts did not stream.
+    #[serde(default)]
+    pub prefill: Option<PrefillRecord>,
     /// Where the time of decoding went; its `drive` counts `drives` from 0. `None` when no token was decoded.
     #[serde(default)]
     pub verdict: Option<Verdict>,
@@ -137,6 +168,9 @@ pub struct RunRecord {
     pub given: Vec<String>,
     /// The resolved configuration; `--config <this file>` runs it again.
     pub config: RunConfig,
+    /// Digests of files that decided what it did, by what they are; those of older programs have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub inputs: BTreeMap<String, String>,
     /// Where the drives were.
     pub mounts: Vec<MountRecord>,
     /// What sampling the drives' devices did and cost, if the run did.

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::drive::spec::DriveSpec;
 use crate::knob::Knob;
 use crate::layout::plan::{Plan, PlanError};
-use crate::reader::ExpertReader;
+use crate::reader::{ExpertReader, KnownRate};
 use crate::replay::measured;
 use crate::replay::reissue::{self, Gaps, ReissueError};
 use crate::replay::schedule::Schedule;
@@ -25,9 +25,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Settings that have nothing to act on here: nothing is decoded, and the trace is not a choice.
-const WITHOUT_EFFECT: [Knob; 12] = [
+const WITHOUT_EFFECT: [Knob; 13] = [
     Knob::Resident,
     Knob::Kernels,
+    Knob::Threads,
     Knob::PrefillRows,
     Knob::MaxContext,
     Knob::MaxNew,
@@ -54,6 +55,8 @@ pub struct ReissueSpec<'a> {
     pub asked: &'a Asked,
     /// What lies between barriers.
     pub gaps: Gaps,
+    /// What is known of the drives, for the bounds; empty = what the reader was given or learns.
+    pub rates: &'a [KnownRate],
     /// Folder that gets the new trace.
     pub out: Option<&'a Path>,
 }
@@ -175,7 +178,8 @@ pub fn run(spec: &ReissueSpec<'_>, keep_going: &dyn Fn() -> bool) -> Result<Reis
     });
     guards.retain(|g| g.name != super::guards::TOKEN_IDENTITY); // there are no tokens
     let mut trace = handle.take_trace().unwrap_or_default();
-    let rates = measured::rates(&counters, &options.rates, Some(&trace));
+    let known = if spec.rates.is_empty() { &options.rates } else { spec.rates };
+    let rates = measured::rates(&counters, known, Some(&trace));
     measured::fill_bounds(&mut trace, plan, handle.drives(), &rates).map_err(ReissueError::from)?;
 
     let (drives, emulated) = (drive_records(&counters), counters.drives.iter().any(|d| d.capabilities.emulated));

@@ -1,11 +1,12 @@
 //! One measured run: a configuration, a prompt, drives; out come text, rates, what each drive did, and whether every
 //! setting fired. A run that does not count comes back with its reasons in `rejected`; the caller decides what to do.
 
-use super::config::{Asked, ConfigError};
+use super::config::{Asked, ConfigError, RunConfig};
 use super::environment;
 use super::evidence::{judge, objections};
 use super::guards::{GuardVerdict, RunFacts, Watch};
-use super::record::{DriveRecord, MountRecord, RECORD_VERSION, RunRecord, token_hash, utc_now};
+use super::inputs;
+use super::record::{DriveRecord, MountRecord, PrefillRecord, RECORD_VERSION, RunRecord, token_hash, utc_now};
 use super::reference;
 use super::route_tap::RouteTap;
 use super::sampled::{RunMonitor, RunWindows};
@@ -21,7 +22,7 @@ use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanError};
 use crate::model::config::ModelConfig;
 use crate::open::{Model, NoExperts, OpenError};
-use crate::reader::{DriveCounters, PrefetchPolicy, ReaderCounters, ReaderHandle, ReaderOptions};
+use crate::reader::{Delivered, DriveCounters, PrefetchPolicy, ReaderCounters, ReaderHandle, ReaderOptions};
 use crate::replay::verdict::Verdict;
 use crate::replay::{ReplayError, measured};
 use crate::trace::log::{self, TraceBuffer, TraceError, TraceHeader, TraceRate};
@@ -116,7 +117,8 @@ pub fn run_while(
     let sample = spec.streamed.and_then(|(plan, mounts)| ResidencySample::open(plan, mounts));
     let before = sample.as_ref().and_then(ResidencySample::measure);
     let watch = Watch::start(spec.streamed.map_or(&[], |(_, mounts)| mounts));
-    let calls = kernel_calls(&model.decoder);
+    use_threads(model, config);
+    let (calls, chunks) = (kernel_calls(&model.decoder), model.decoder.thread_chunks());
     let mut sampler = Sampler::new(config.sampler)?;
     let mut session =
         model.session(config.model.max_context, config.model.prefill_rows, config.reader.prefetch, clock)?;
@@ -136,6 +138,7 @@ pub fn run_while(
     // The model is shared between runs; only this run's products count.
     seen.kernel_calls =
         kernel_calls(&model.decoder).into_iter().zip(calls).map(|((i, a), (_, b))| (i, a - b)).collect();
+    seen.thread_chunks = model.decoder.thread_chunks().iter().zip(&chunks).map(|(a, b)| a - b).collect();
     let mut trace = handle.as_ref().and_then(ReaderHandle::take_trace);
     let rates = counters.as_ref().map(|c| measured::rates(c, &config.reader.rates, trace.as_ref())).unwrap_or_default();
     let mut rejected = Vec::new();
@@ -187,6 +190,7 @@ pub fn run_while(
         token_hash: hash,
         io_wait_share: generation.io_wait_share(),
         barrier_mean_ns: barrier_mean_ns(&generation, trace.as_ref()),
+        prefill: seen.prefill_delivered.map(|d| prefill_record(&generation, d, model.manifest.expert_bytes)),
         verdict,
         reference: seen.reference.clone(),
         drives: counters.map(drive_records).unwrap_or_default(),
@@ -196,11 +200,21 @@ pub fn run_while(
         rejected,
         given: spec.asked.given.iter().map(|k| k.name().to_string()).collect(),
         config: config.clone(),
+        inputs: inputs::of_run(config, spec.streamed.map(|(_, mounts)| mounts)),
         mounts: spec.streamed.map(|(_, mounts)| mounts.iter().map(mount_record).collect()).unwrap_or_default(),
         sampler: windows.map(|w| w.figures().clone()),
         environment: environment::read(),
     };
     Ok(RunResult { record, generation, counters: seen.reader })
+}
+
+/// Gives the model's kernels the threads of a run; they stay until another run asks for others.
+pub fn use_threads(model: &Model, config: &RunConfig) {
+    let threads = match config.model.compute_threads() {
+        _ if knob::skipped(Knob::Threads) => 1,
+        threads => threads + usize::from(knob::forced(Knob::Threads)),
+    };
+    model.decoder.use_threads(threads);
 }
 
 /// Builds the source of experts that is asked for and generates; the handle is there when a reader was built.
@@ -239,7 +253,14 @@ fn decode(
             let mut reader = model.reader(plan, mounts, &options, session.clock())?;
             let handle = reader.handle();
             let observer = tap.as_mut().map(|t| t as &mut dyn Observer);
-            Ok((generate_observed(session, &mut reader, sampler, request, on_token, observer)?, Some(handle)))
+            let mut at_first = None;
+            let mut see = |token| {
+                at_first.get_or_insert_with(|| handle.delivered());
+                on_token(token)
+            };
+            let generation = generate_observed(session, &mut reader, sampler, request, &mut see, observer)?;
+            seen.prefill_delivered = Some(at_first.unwrap_or_else(|| handle.delivered()));
+            Ok((generation, Some(handle)))
         }
         None => {
             let mut memory = model.resident()?;
@@ -353,6 +374,14 @@ fn verdict(
     }
 }
 
+fn prefill_record(generation: &Generation, delivered: Delivered, expert_bytes: u64) -> PrefillRecord {
+    let (experts, distinct) = (generation.prefill_experts, generation.prefill_distinct);
+    let Delivered { payload_bytes, wasted_bytes } = delivered;
+    let needed = distinct.saturating_mul(expert_bytes);
+    let amplification = (needed > 0).then(|| (payload_bytes + wasted_bytes) as f64 / needed as f64);
+    PrefillRecord { experts, distinct, payload_bytes, wasted_bytes, amplification }
+}
+
 /// Control tokens of a prompt, a leading beginning-of-text not counted.
 fn control_tokens(model: &Model, prompt: &[u32]) -> u64 {
     let own = usize::from(model.tokenizer.adds_bos() && prompt.first() == model.tokenizer.bos_id().as_ref());
@@ -395,17 +424,23 @@ pub(super) fn drive_records(counters: &ReaderCounters) -> Vec<DriveRecord> {
 }
 
 fn mount_record(mount: &DriveSpec) -> MountRecord {
-    let emulate = mount.emulate.map(|e| {
-        format!(
-            "rate {} B/s, latency {} ns, per read {} ns, jitter {}, seed {}",
-            e.rate_bytes_per_s, e.latency_ns, e.per_read_ns, e.jitter, e.seed
-        )
-    });
     MountRecord {
         name: mount.name.clone(),
         path: mount.path.clone(),
         device: identity_of(&mount.path),
         file_system: environment::file_system(&mount.path),
-        emulate,
+        emulate: emulated_as(mount),
     }
+}
+
+/// What a drive pretends to be, in words; later rates are left out.
+pub(super) fn emulated_as(mount: &DriveSpec) -> Option<String> {
+    mount.emulate.map(|e| {
+        let link =
+            e.link.map_or_else(String::new, |l| format!(", link {} {} B/s", l.name.as_str(), l.rate_bytes_per_s));
+        format!(
+            "rate {} B/s, latency {} ns, per read {} ns, jitter {}, seed {}{link}",
+            e.rate_bytes_per_s, e.latency_ns, e.per_read_ns, e.jitter, e.seed
+        )
+    })
 }

@@ -10,7 +10,7 @@ use crate::decode::{Decoder, KernelIsa};
 use crate::drive::spec::DriveSpec;
 use crate::ids::{DriveId, Extent};
 use crate::layout::plan::Plan;
-use crate::reader::ReaderCounters;
+use crate::reader::{Delivered, ReaderCounters};
 use crate::source::guess::GuessCountsByDepth;
 use crate::store::manifest::{DriveManifest, drive_folder};
 use crate::sys::cache::drop_file;
@@ -35,6 +35,8 @@ pub struct Seen {
     pub residency: Option<(Residency, Residency)>,
     /// Matrix products by the instruction set whose code computed them.
     pub kernel_calls: Vec<(KernelIsa, u64)>,
+    /// Parts of products that each compute thread did, the calling thread's first.
+    pub thread_chunks: Vec<u64>,
     /// How good the decoder's guesses were, by layers ahead.
     pub guesses: GuessCountsByDepth,
     /// Who in the decoder made them.
@@ -49,6 +51,8 @@ pub struct Seen {
     pub sampler: SamplerCounters,
     /// Tokens and times.
     pub generation: Option<Generation>,
+    /// What drives had delivered when the prompt had been read.
+    pub prefill_delivered: Option<Delivered>,
     /// What was written as a trace; `None` when no read was kept.
     pub traced: Option<Traced>,
     /// What the sampler of devices counted; `None` when it did not run.

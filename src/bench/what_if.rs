@@ -262,7 +262,7 @@ fn drive_set(drives: &Drives, room: &[Option<u64>], policy: &PolicyFile) -> Resu
 }
 
 /// How many times as fast passes are, in pairs; `None` with too few of them.
-fn gain(base: &[f64], now: &[f64], seed: u64) -> Option<Sure> {
+pub(super) fn gain(base: &[f64], now: &[f64], seed: u64) -> Option<Sure> {
     let pairs: Vec<(f64, f64)> =
         base.iter().copied().zip(now.iter().copied()).filter(|p| p.0 > 0.0 && p.1 > 0.0).collect();
     if pairs.len() < MIN_PAIRS {

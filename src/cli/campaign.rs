@@ -1,4 +1,4 @@
-//! What `ab`, `experiment` and `results plot` share: progress while arms are measured, the figure and the page, the table.
+//! What `ab`, `experiment`, `tune` and `results plot` share: progress while arms are measured, the figure and the page, the table.
 
 use super::ladder::environment_of_any;
 use super::verdict::wrapped;
@@ -33,18 +33,7 @@ pub(super) fn run_and_show(
     for mounts in arms.iter().filter_map(|a| a.streamed.as_ref().map(|s| &s.1)) {
         super::run_args::warn_shared(mounts)?;
     }
-    let mut show = |event: Event<'_>| match event {
-        Event::WarmUp(arm) => super::status(&format!("warm-up: {arm}")),
-        Event::Starts { step, total, arm } => {
-            let part = if step.part == Part::Floor { "A/A floor" } else { "pairs" };
-            super::status(&format!("run {} of {total}: {arm} ({part}, row {})", step.index + 1, step.row + 1));
-        }
-        Event::Rejected(record) => {
-            super::status("");
-            remark(&format!("{}: a run does not count: {}", record.arm, record.rejected.join("; ")));
-        }
-    };
-    let measured = measure(folder, &mut file, arms, &|| interrupted.load(Ordering::SeqCst), &mut show);
+    let measured = measure(folder, &mut file, arms, &|| interrupted.load(Ordering::SeqCst), &mut show_event);
     super::status("");
     let measured = measured?;
     draw(folder, folder, &file, &measured.results)?;
@@ -62,8 +51,23 @@ pub(super) fn run_and_show(
             print(&format!("runs    {measured} measured now, {reused} were there already{stale}"))?;
         }
     }
-    let sound = file.rejected.is_empty() && measured.results.missed.is_empty();
+    let sound = file.arms_as_expected() && measured.results.missed.is_empty();
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(REJECTED) })
+}
+
+/// Progress of a campaign.
+pub(super) fn show_event(event: Event<'_>) {
+    match event {
+        Event::WarmUp(arm) => super::status(&format!("warm-up: {arm}")),
+        Event::Starts { step, total, arm } => {
+            let part = if step.part == Part::Floor { "A/A floor" } else { "pairs" };
+            super::status(&format!("run {} of {total}: {arm} ({part}, row {})", step.index + 1, step.row + 1));
+        }
+        Event::Rejected(record) => {
+            super::status("");
+            remark(&format!("{}: a run does not count: {}", record.arm, record.rejected.join("; ")));
+        }
+    }
 }
 
 fn json(folder: &Path, file: &CampaignFile, measured: &Measured) -> Result<serde_json::Value> {
@@ -104,7 +108,7 @@ pub(super) fn draw(folder: &Path, out: &Path, file: &CampaignFile, results: &Res
 }
 
 /// The tables, and where everything is.
-fn show_results(folder: &Path, file: &CampaignFile, results: &Results) -> Result<()> {
+pub(super) fn show_results(folder: &Path, file: &CampaignFile, results: &Results) -> Result<()> {
     if file.differences.is_empty() {
         print("The arms are identical configurations: this is an A/A run, any effect is chance.\n")?;
     } else {
@@ -130,6 +134,7 @@ fn show_results(folder: &Path, file: &CampaignFile, results: &Results) -> Result
         let rate = units::tokens_per_s;
         let comparison = index.checked_sub(1).and_then(|i| results.comparisons.get(i));
         let verdict = match (comparison, &arm.rejected) {
+            (_, Some(_)) if file.expect.refused.contains_key(&arm.name) => "refused, as expected".into(),
             (_, Some(_)) => "REJECTED".into(),
             (None, None) => "control".into(),
             (Some(c), None) => c.outcome.words().to_owned(),
@@ -148,7 +153,7 @@ fn show_results(folder: &Path, file: &CampaignFile, results: &Results) -> Result
     for c in &results.comparisons {
         print(&wrapped(&format!("{}: {}", c.arm, c.says)))?;
     }
-    for (arm, why) in &file.rejected {
+    for (arm, why) in file.rejected.iter().filter(|(arm, _)| !file.expect.refused.contains_key(*arm)) {
         print(&wrapped(&format!("REJECTED: arm {arm}: {why}")))?;
     }
     for missed in &results.missed {

@@ -2,10 +2,11 @@
 
 use super::run_args::{Engine, interrupt_flag};
 use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark, status};
-use crate::bench::ceiling::{Ceiling, CeilingSpec, Curves, SharedLink, Stage, measure};
+use crate::bench::ceiling::{Ceiling, CeilingSpec, Curves, Stage, measure};
 use crate::bench::ceiling_files::Source;
+use crate::bench::ceiling_links::{links, serials};
 use crate::bench::record;
-use crate::drive::facts::{DriveFacts, Tables, one_device, shared};
+use crate::drive::facts::{Tables, one_device};
 use crate::drive::profile::{DriveModel, Joint, Profile, Sustained};
 use crate::drive::spec;
 use crate::drive::units::{parse_bytes, parse_duration_ns, parse_rate};
@@ -93,7 +94,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let spec = CeilingSpec {
         drives: &drives,
         serials: facts.iter().map(serials).collect(),
-        links: links(&facts),
+        links: links(&facts, &drives),
         bytes: args.bytes,
         width: args.width,
         depths: args.depths.clone(),
@@ -136,16 +137,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let fine = measured.rejected.is_empty() && reached != Some(false);
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(REJECTED) })
-}
-
-fn serials(drive: &DriveFacts) -> Vec<String> {
-    drive.devices.iter().filter_map(|d| d.serial_hash.clone()).collect()
-}
-
-/// What real drives share; what all drives share is measured with all of them anyway.
-fn links(facts: &[DriveFacts]) -> Vec<SharedLink> {
-    let shared = shared(facts).into_iter().filter(|(_, members)| members.len() < facts.len());
-    shared.map(|(station, members)| SharedLink { name: station.name, members }).collect()
 }
 
 fn source(args: &Args) -> Result<Source> {

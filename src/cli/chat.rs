@@ -1,11 +1,12 @@
 //! `argodrive chat`: turns of a conversation from stdin (or one `--message`), answers to stdout.
 
 use super::remark;
-use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts};
-use crate::bench::config::Asked;
+use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start_over};
+use crate::bench::run::use_threads;
 use crate::clock::Clock;
 use crate::decode::generate::{Request, generate};
 use crate::decode::sampler::Sampler;
+use crate::knob::Knob;
 use crate::model::chat::{ChatOptions, Message, Role};
 use crate::model::text_stream::TextStream;
 use crate::open::{Model, NoExperts};
@@ -17,12 +18,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
+/// Tokens of an answer unless somebody says otherwise.
+const DEFAULT_TOKENS: usize = 512;
+
 /// Talk to a model
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store
-    #[arg(long, value_name = "DIR")]
-    store: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "profile")]
+    store: Option<PathBuf>,
+    /// Begin with these settings (`argodrive tune` writes them); flags override them
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// The plan; without one the store itself is the one drive
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
@@ -35,9 +42,9 @@ pub struct Args {
     /// Instructions that stand before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    max_new: usize,
+    /// Most tokens of an answer [default: the profile's, or 512]
+    #[arg(long, value_name = "N")]
+    max_new: Option<usize>,
     /// Hold every expert in memory instead of streaming
     #[arg(long)]
     resident: bool,
@@ -54,20 +61,24 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.message.as_ref().is_some_and(|m| m.trim().is_empty()) {
         bail!("--message is empty; give it some text");
     }
-    let mut asked = Asked::default();
+    let mut asked = start_over(args.profile.as_ref(), None)?;
     let config = &mut asked.config;
-    config.store.clone_from(&args.store);
-    config.plan.clone_from(&args.plan);
-    config.drives.clone_from(&args.drives);
-    config.resident = args.resident;
+    config.store = args.store.clone().unwrap_or(std::mem::take(&mut config.store));
+    config.plan = args.plan.clone().or(config.plan.take());
+    config.drives = args.drives.clone().or(config.drives.take());
+    config.resident |= args.resident;
     // each turn is a prompt of its own
-    config.prompt = Some("turn".into());
+    (config.prompt, config.prompt_file) = (Some("turn".into()), None);
+    if args.max_new.is_some() || !asked.given.contains(&Knob::MaxNew) {
+        asked.config.max_new = args.max_new.unwrap_or(DEFAULT_TOKENS);
+    }
     args.sampler.apply(&mut asked);
     args.model.apply(&mut asked);
     args.reader.apply(&mut asked);
     asked.check()?;
     let config = &asked.config;
     let model = Model::load(&config.store, config.model.isa()?)?;
+    use_threads(&model, config);
     let template = model.chat()?;
     let mut sampler = Sampler::new(config.sampler)?;
     let clock = Clock::start();
@@ -99,7 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         check_context(&model, &asked, prompt.len())?;
         let request = Request {
             prompt: &prompt,
-            max_new: args.max_new,
+            max_new: config.max_new,
             stop: &model.stop_ids,
             piece_rows: config.model.prefill_rows,
         };
@@ -120,7 +131,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             remark("interrupted");
             break;
         }
-        if done.token_ids.len() >= args.max_new {
+        if done.token_ids.len() >= config.max_new {
             remark("the answer was cut at --max-new");
         }
         messages.push(Message::new(Role::Assistant, answer));

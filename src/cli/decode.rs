@@ -2,7 +2,7 @@
 //! run is recorded, and it must have done what was asked.
 
 use super::run_args::{
-    ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start,
+    ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start_over,
 };
 use super::{REJECTED, WIDTH, evidence, print_json, remark, verdict};
 use crate::bench::record::{self, RunRecord};
@@ -49,6 +49,9 @@ pub struct Args {
     /// A TOML file with settings, or a record to run again; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Begin with these settings (`argodrive tune` writes them); --config and flags override them
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// Record the run, print what every setting did, exit 1 unless each given one is proved
     #[arg(long)]
     assert: bool,
@@ -68,7 +71,7 @@ pub struct Args {
 
 impl Args {
     fn asked(&self) -> Result<crate::bench::config::Asked> {
-        let mut asked = start(self.config.as_ref())?;
+        let mut asked = start_over(self.profile.as_ref(), self.config.as_ref())?;
         let (c, given) = (&mut asked.config, &mut asked.given);
         if let Some(store) = &self.store {
             c.store.clone_from(store);
@@ -218,7 +221,7 @@ fn json(result: &RunResult, prompt: &[u32], text: &str) -> serde_json::Value {
         "stopped": result.generation.stopped, "rates": record.rates, "io_wait_share": record.io_wait_share,
         "barrier_mean_ns": record.barrier_mean_ns, "plan_hash": record.plan_hash, "emulated": record.emulated,
         "drives": drives, "settings": record.settings, "guards": record.guards, "rejected": record.rejected,
-        "reference": record.reference,
+        "reference": record.reference, "prefill": record.prefill,
     });
     value["verdict"] = record.verdict.as_ref().map(|v| verdict::json(v, &names)).into();
     value
@@ -249,6 +252,11 @@ fn report(result: &RunResult) {
     if record.drives.is_empty() {
         let _ = writeln!(out, "not storage-bound: no drive was read");
         return;
+    }
+    if let Some((prefill, factor)) = record.prefill.as_ref().and_then(|p| Some((p, p.amplification?))) {
+        let read = units::bytes(prefill.payload_bytes + prefill.wasted_bytes);
+        let _ =
+            writeln!(out, "the prompt needed {} experts and read {read}, {factor:.2}x their bytes", prefill.distinct);
     }
     let _ = writeln!(
         out,

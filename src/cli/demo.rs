@@ -1,11 +1,11 @@
 //! `argodrive demo`: the whole tour on a small real model, with four emulated drives in one folder. Needs no root, no
 //! download and no second disk.
 
-use super::ladder::{climb_and_draw, show};
+use super::ladder::{climb_and_draw, command_words, show};
 use super::run_args::{device_inputs, interrupt_flag};
 use super::{ByteBar, REJECTED, print, remark};
 use crate::bench::config::{Asked, RunConfig};
-use crate::bench::ladder::LadderSpec;
+use crate::bench::ladder::{LadderSpec, Layout, RungKind, rungs};
 use crate::bench::record;
 use crate::bench::run::{RunSpec, run as run_once};
 use crate::drive::spec::{self, DriveSpec, Emulation, RateSchedule};
@@ -39,6 +39,7 @@ const PACE: Emulation = Emulation {
     jitter: 0.0,
     seed: 0,
     schedule: RateSchedule::NONE,
+    link: None,
 };
 /// What the model is asked.
 const QUESTION: &str = "Tell me a short story about a fox.";
@@ -117,14 +118,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let asked = demo_config(&store, LADDER_TOKENS);
     let spec = LadderSpec {
         drives: &drives,
-        policy: &policy,
-        heat: None,
+        sets: &rungs::sets(drives.len(), &[RungKind::Ladder].into(), &[]),
+        layout: Layout::Planned { policy: &policy, heat: None },
         profile: None,
         inputs: &BTreeMap::new(),
         asked: &asked,
         prompt: &prompt,
         repetitions: LADDER_RUNS,
         folder: &results,
+        command: &command_words(),
     };
     let ladder = climb_and_draw(&model, &spec, &|| interrupted.load(Ordering::SeqCst), &model.manifest.name)?;
     show(&ladder, &results)?;

@@ -6,6 +6,7 @@ use super::run_args::{
 };
 use super::{WIDTH, print, print_json, remark};
 use crate::bench::config::Asked;
+use crate::bench::run::use_threads;
 use crate::clock::Clock;
 use crate::decode::generate::{Request, generate_observed};
 use crate::decode::observe::{Observer, Route};
@@ -230,6 +231,7 @@ fn from_decode(args: &Args) -> Result<Heat> {
         bail!("the prompt is empty; give at least one token of text");
     }
     check_context(&model, &asked, prompt.len())?;
+    use_threads(&model, config);
     let clock = Clock::start();
     let mut session =
         model.session(config.model.max_context, config.model.prefill_rows, PrefetchPolicy::None, clock)?;

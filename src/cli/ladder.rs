@@ -1,30 +1,36 @@
-//! `argodrive ladder`: real decode on 1, 2, ... N drives.
+//! `argodrive ladder`: real decode on 1, 2, ... N drives, and on drives alone and uplinks if asked.
 
 use super::heat::read_heat;
+pub(super) use super::ladder_tables::show;
+use super::ladder_tables::{scaling, show_against};
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, warn_shared};
-use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark, verdict};
-use crate::bench::against::{self, OtherLadder, PUBLISHED_NAME};
+use super::{ByteBar, REJECTED, plan as plan_command, print_json, remark};
+use crate::bench::against::{self, PUBLISHED_NAME};
 use crate::bench::config::Asked;
-use crate::bench::ladder::{LadderEvent, LadderRecord, LadderSpec, check_options, climb};
+use crate::bench::ladder::{
+    LadderEvent, LadderRecord, LadderSpec, Layout, Rung, RungKind, Work, check_options, climb, rungs,
+};
 use crate::bench::record;
+use crate::drive::facts::{Tables, shared};
+use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
+use crate::layout::plan::Plan;
 use crate::open::Model;
 use crate::report::Figure;
 use crate::report::html;
-use crate::report::ladder::{LadderFigure, RungPoint};
-use crate::report::scaling::{MAX_OTHERS, ScalingFigure, ScalingLine};
-use crate::report::table::{Align, Table};
-use crate::report::units;
+use crate::report::ladder::{IoPoint, LadderFigure, MAX_RUNGS, RungPoint};
+use crate::stats::MIN_PAIRS;
 use crate::sys::durable::write_atomic;
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 /// The page in a ladder's folder.
-const PAGE_FILE: &str = "report.html";
+pub(super) const PAGE_FILE: &str = "report.html";
 /// The figure of `--against`, without its ending.
-const AGAINST_STEM: &str = "ladder-against";
+pub(super) const AGAINST_STEM: &str = "ladder-against";
 /// Tokens of a run unless told otherwise.
 const DEFAULT_TOKENS: usize = 64;
 
@@ -38,21 +44,28 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     drives: PathBuf,
     /// The layout policy, planned again for every rung
+    #[arg(long, value_name = "FILE", required_unless_present = "fixed_plan", conflicts_with = "fixed_plan")]
+    policy: Option<PathBuf>,
+    /// Instead of a policy: one plan, of which each rung keeps the homes on its drives; a rung on which an expert has none
+    /// is skipped
     #[arg(long, value_name = "FILE")]
-    policy: PathBuf,
+    fixed_plan: Option<PathBuf>,
     /// What is hot, for policies that place by it (`argodrive heat`)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "fixed_plan")]
     heat: Option<PathBuf>,
     /// What the drives do (`argodrive ceiling`)
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,
-    /// Order in which rungs add drives, by name; without it: emulated drives by rate, others as listed
+    /// Sets of drives to measure, each set once
+    #[arg(long, value_name = "KIND,...", value_delimiter = ',', value_enum, default_value = "ladder")]
+    rungs: Vec<RungsOf>,
+    /// Order in which rungs add drives, by name; without it the fastest first, as far as --profile or emulation says
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     order: Vec<String>,
-    /// Counted runs per rung; an even number cancels drift
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    /// Counted runs per rung, and as many raw readings; an even number cancels drift, fewer than 6 allow no verdict
+    #[arg(long, value_name = "N", default_value_t = MIN_PAIRS)]
     repetitions: usize,
     /// Folder that gets the records
     #[arg(long, value_name = "DIR", default_value = "results")]
@@ -71,6 +84,30 @@ pub struct Args {
     reader: ReaderArgs,
 }
 
+/// `--rungs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum RungsOf {
+    /// The first 1, 2, ... N drives
+    Ladder,
+    /// Each drive alone
+    Solo,
+    /// The drives of each shared uplink together
+    Uplinks,
+    /// All drives together
+    All,
+}
+
+impl From<RungsOf> for RungKind {
+    fn from(rungs: RungsOf) -> Self {
+        match rungs {
+            RungsOf::Ladder => Self::Ladder,
+            RungsOf::Solo => Self::Solo,
+            RungsOf::Uplinks => Self::Uplink,
+            RungsOf::All => Self::All,
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut asked = Asked::default();
@@ -81,16 +118,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.model.apply(&mut asked);
     args.reader.apply(&mut asked);
     asked.check()?;
-    check_options(args.repetitions, asked.config.max_new)?;
     let others = args.against.as_deref().map(against::load).transpose()?;
-    let drives = in_order(spec::load(&args.drives)?, &args.order)?;
-    warn_shared(&drives)?;
-    let (policy, mut inputs) = plan_command::read_policy(&args.policy)?;
+    let policy = args.policy.as_ref().map(|p| plan_command::read_policy(p)).transpose()?;
+    let fixed = args.fixed_plan.as_ref().map(|p| plan_command::read_plan(p).context("--fixed-plan")).transpose()?;
+    let (policy, mut inputs) = policy.map_or((None, Default::default()), |(policy, inputs)| (Some(policy), inputs));
     let heat = args.heat.as_ref().map(|p| read_heat(p).context("--heat")).transpose()?;
     if let Some(heat) = &heat {
         inputs.insert("heat".into(), heat.hash()?);
     }
     let profile = plan_command::read_profile(args.profile.as_deref(), &mut inputs)?;
+    let drives = in_order(spec::load(&args.drives)?, &args.order, profile.as_ref())?;
+    let kinds: BTreeSet<RungKind> = args.rungs.iter().map(|&r| r.into()).collect();
+    let uplinks = uplinks(&drives, kinds.contains(&RungKind::Uplink))?;
+    let sets = rungs::sets(drives.len(), &kinds, &uplinks);
+    check_options(args.repetitions, asked.config.max_new, sets.len())?;
+    warn_shared(&drives)?;
+    say_uplinks(&drives, &uplinks, &kinds);
     let model = Model::load(&args.store, asked.config.model.isa()?)?;
     if !model.has_experts() {
         bail!("{}: a dense model reads no experts; there is no ladder to climb", args.store.display());
@@ -101,14 +144,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let interrupted = interrupt_flag()?;
     let spec = LadderSpec {
         drives: &drives,
-        policy: &policy,
-        heat: heat.as_ref(),
+        sets: &sets,
+        layout: layout(policy.as_ref(), heat.as_ref(), fixed.as_ref())?,
         profile: profile.as_ref(),
         inputs: &inputs,
         asked: &asked,
         prompt: &prompt,
         repetitions: args.repetitions,
         folder: &folder,
+        command: &command_words(),
     };
     let ladder = climb_and_draw(&model, &spec, &|| interrupted.load(Ordering::SeqCst), &model.manifest.name)?;
     let others = others.filter(|_| !ladder.rungs.is_empty());
@@ -131,11 +175,55 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(if ladder.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REJECTED) })
 }
 
+fn layout<'a>(
+    policy: Option<&'a crate::layout::policy::PolicyFile>,
+    heat: Option<&'a crate::layout::heat::Heat>,
+    fixed: Option<&'a Plan>,
+) -> Result<Layout<'a>> {
+    match (policy, fixed) {
+        (Some(policy), _) => Ok(Layout::Planned { policy, heat }),
+        (None, Some(plan)) => Ok(Layout::Fixed(plan)),
+        (None, None) => bail!("nothing says where experts lie: give --policy or --fixed-plan"),
+    }
+}
+
+/// What drives share on the way to memory. What cannot be looked at shares nothing, unless it was `asked` for.
+fn uplinks(drives: &[DriveSpec], asked: bool) -> Result<Vec<(String, Vec<usize>)>> {
+    let facts = match Tables::system().drives(drives) {
+        Err(e) if asked => return Err(e).context("--rungs uplinks"),
+        other => other.unwrap_or_default(),
+    };
+    Ok(shared(&facts).into_iter().map(|(station, members)| (station.name, members)).collect())
+}
+
+/// Says what is shared and not measured by itself, or that nothing is.
+fn say_uplinks(drives: &[DriveSpec], uplinks: &[(String, Vec<usize>)], kinds: &BTreeSet<RungKind>) {
+    if kinds.contains(&RungKind::Uplink) {
+        if uplinks.is_empty() {
+            remark("no two of these drives share an uplink that is known (emulated drives share none)");
+        }
+        return;
+    }
+    for (name, members) in uplinks.iter().filter(|(_, members)| members.len() < drives.len()) {
+        let names: Vec<&str> = members.iter().map(|&d| drives[d].name.as_str()).collect();
+        remark(&format!("{} share {name}; --rungs ladder,uplinks measures them together too", names.join(", ")));
+    }
+}
+
+/// The words of this command, the program's name left out.
+pub(super) fn command_words() -> Vec<String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
 /// The drives in the order in which rungs add them.
-fn in_order(mut drives: Vec<DriveSpec>, order: &[String]) -> Result<Vec<DriveSpec>> {
+fn in_order(mut drives: Vec<DriveSpec>, order: &[String], profile: Option<&Profile>) -> Result<Vec<DriveSpec>> {
     if order.is_empty() {
-        if drives.iter().all(|d| d.emulate.is_some()) {
-            drives.sort_by_key(|d| std::cmp::Reverse(d.emulate.map_or(0, |e| e.rate_bytes_per_s)));
+        let measured = |d: &DriveSpec| profile.and_then(|p| p.drive(&d.name)).map(|m| m.solo_rate_bytes_per_s as u64);
+        let paced = |d: &DriveSpec| d.emulate.map(|e| e.rate_bytes_per_s);
+        if drives.iter().all(|d| measured(d).is_some()) {
+            drives.sort_by_key(|d| std::cmp::Reverse(measured(d)));
+        } else if drives.iter().all(|d| d.emulate.is_some()) {
+            drives.sort_by_key(|d| std::cmp::Reverse(paced(d)));
         }
         return Ok(drives);
     }
@@ -165,31 +253,55 @@ pub(super) fn climb_and_draw(
     let bar = ByteBar::new("staging");
     let ladder = climb(model, spec, interrupted, &mut |event| match event {
         LadderEvent::Staging { progress, .. } => bar.show(progress),
-        LadderEvent::RunStarts { index, total, drives, warm_up } => {
+        LadderEvent::Planned { rungs, skipped, runs } => {
+            let sets: Vec<String> = rungs.iter().map(|names| names.join(" + ")).collect();
+            let left = if skipped == 0 { String::new() } else { format!("; {skipped} skipped") };
+            let (count, sets) = (rungs.len(), sets.join("; "));
+            let what = if count == 1 { "rung" } else { "rungs" };
+            remark(&format!("{count} {what} ({sets}){left}: {runs} runs, {runs} raw readings, {count} short warm-ups"));
+        }
+        LadderEvent::Starts { index, total, drives, work } => {
             bar.finish();
-            let what = if warm_up { ", warm-up" } else { "" };
-            super::status(&format!("run {} of {total}: {drives} drives{what}", index + 1));
+            let what = match work {
+                Work::WarmUp => "warm-up on",
+                Work::Decode => "decode on",
+                Work::Read => "raw reading of",
+            };
+            super::status(&format!("{} of {total}: {what} {drives} drives", index + 1));
         }
         LadderEvent::RunEnded(record) => {
             // A warm-up does not count anyway.
             let counts = !record.arm.ends_with("-warmup");
-            if let Some(reason) = record.rejected.first().filter(|_| counts) {
-                super::status("");
-                remark(&format!("{} rejected and repeated: {reason}", record.arm));
-            }
+            say_rejected(&record.arm, record.rejected.first().filter(|_| counts));
         }
+        LadderEvent::ReadingEnded { arm, record } => say_rejected(arm, record.rejected.first()),
     })?;
     super::status("");
-    let drawn = if ladder.rungs.is_empty() { None } else { Some(figure(&ladder, name)) };
+    draw(&ladder, name, spec.folder, spec.folder)?;
+    Ok(ladder)
+}
+
+fn say_rejected(arm: &str, reason: Option<&String>) {
+    if let Some(reason) = reason {
+        super::status("");
+        remark(&format!("{arm} rejected and repeated: {reason}"));
+    }
+}
+
+/// Writes the figure and the page of a ladder into `out`; its records are in `folder`. Returns what was written.
+pub(super) fn draw(ladder: &LadderRecord, name: &str, folder: &Path, out: &Path) -> Result<Vec<PathBuf>> {
+    let drawn = if ladder.rungs.is_empty() { None } else { Some(figure(ladder, name)) };
     let svg = drawn.map(|drawn| {
-        drawn.write(&spec.folder.join("ladder")).context("the ladder's figure")?;
+        drawn.write(&out.join("ladder")).context("the ladder's figure")?;
         drawn.svg().context("the ladder's figure")
     });
+    let svg = svg.transpose()?;
+    let drawn: &[&str] = if svg.is_some() { &["ladder.svg", "ladder.png"] } else { &[] };
     // a ladder that does not count says on its page why
-    let page = html::ladder::page(name, &ladder, svg.transpose()?, environment_of_any(spec.folder));
-    let path = spec.folder.join(PAGE_FILE);
+    let page = html::ladder::page(name, ladder, svg, environment_of_any(folder));
+    let path = out.join(PAGE_FILE);
     write_atomic(&path, page.render().as_bytes()).with_context(|| path.display().to_string())?;
-    Ok(ladder)
+    Ok(drawn.iter().map(|file| out.join(file)).chain([path.clone()]).collect())
 }
 
 /// The environment of the first record that is there.
@@ -200,114 +312,45 @@ pub(super) fn environment_of_any(folder: &Path) -> Vec<(String, String)> {
     found.unwrap_or_default()
 }
 
-/// The ladder as a figure.
+/// The ladder as a figure: its rungs by number of drives, or all of them where they are no ladder.
 fn figure(ladder: &LadderRecord, name: &str) -> LadderFigure {
-    let first = ladder.rungs.first().map_or(0.0, |r| r.rates.decode_tok_s);
-    let point = |r: &crate::bench::ladder::Rung| RungPoint {
-        label: r.drives.last().cloned().unwrap_or_default(),
-        drives: r.drives.len() as u32,
-        tok_s_median: r.rates.decode_tok_s,
-        tok_s_low: r.decode_tok_s_range.0,
-        tok_s_high: r.decode_tok_s_range.1,
-        io_wait_share: r.io_wait_share.clamp(0.0, 1.0),
-        ideal_tok_s: Some(first * r.drives.len() as f64),
+    let mut shown: Vec<&Rung> = ladder.ladder().collect();
+    if shown.len() < 2 {
+        shown = ladder.rungs.iter().filter(|r| !r.of_ladder()).chain(ladder.ladder()).collect();
+    }
+    let left_out = ladder.rungs.len() - shown.len().min(MAX_RUNGS);
+    shown.drain(..shown.len().saturating_sub(MAX_RUNGS));
+    let first = ladder.base().map_or(0.0, |at| ladder.rungs[at].rates.decode_tok_s);
+    let point = |r: &&Rung| {
+        let last = r.added.as_ref().and_then(|a| a.drives.last()).or(r.drives.last());
+        let raw = r.raw.as_ref().and_then(|raw| raw.io_gain);
+        let simulated = r.simulated.as_ref().and_then(|s| s.io_gain);
+        RungPoint {
+            label: if r.kind == RungKind::Uplink { r.drives.join(" + ") } else { last.cloned().unwrap_or_default() },
+            drives: r.drives.len() as u32,
+            tok_s_median: r.rates.decode_tok_s,
+            tok_s_low: r.spread().0.min(r.rates.decode_tok_s),
+            tok_s_high: r.spread().1.max(r.rates.decode_tok_s),
+            io_wait_share: r.io_wait_share.clamp(0.0, 1.0),
+            ideal_tok_s: r.of_ladder().then_some(first * r.drives.len() as f64),
+            io: raw.map(|gain| IoPoint { gain, simulated }),
+        }
     };
     let runs = ladder.rungs.iter().map(|r| r.runs).max().unwrap_or(0);
+    let interval = ladder.rungs.iter().all(|r| r.decode_tok_s_interval.is_some());
+    let more = match left_out {
+        0 => String::new(),
+        1 => " One more rung is in the table only.".into(),
+        more => format!(" {more} more rungs are in the table only."),
+    };
     LadderFigure {
         title: "Decode speed by number of drives".into(),
         subtitle: format!("{name}, {} layout", ladder.policy),
         emulated: ladder.emulated,
-        rungs: ladder.rungs.iter().map(point).collect(),
+        whiskers: if interval { "95 % interval of the median" } else { "slowest and fastest run" }.into(),
+        rungs: shown.iter().map(point).collect(),
         note: format!(
-            "Medians of {runs} interleaved runs per rung; decode tok/s = (generated - 1) / (last - first token time). Tokens identical on every rung."
+            "Medians of {runs} interleaved runs per rung; decode tok/s = (generated - 1) / (last - first token time). Tokens identical on every rung.{more}"
         ),
     }
-}
-
-/// The table, and where everything is.
-pub(super) fn show(ladder: &LadderRecord, folder: &Path) -> Result<()> {
-    let mut table = Table::new([
-        ("drives", Align::Right),
-        ("decode tok/s", Align::Right),
-        ("min-max", Align::Right),
-        ("gain", Align::Right),
-        ("of top", Align::Right),
-        ("I/O wait", Align::Right),
-        ("barrier", Align::Right),
-        ("first token", Align::Right),
-    ]);
-    for r in &ladder.rungs {
-        table.row([
-            r.drives.len().to_string(),
-            units::tokens_per_s(r.rates.decode_tok_s),
-            format!("{}-{}", units::tokens_per_s(r.decode_tok_s_range.0), units::tokens_per_s(r.decode_tok_s_range.1)),
-            format!("{:.2}x", r.gain),
-            units::percent(r.share_of_top),
-            units::percent(r.io_wait_share),
-            units::duration(r.barrier_mean_ns),
-            units::duration((r.rates.ttft_s * 1e9) as u64),
-        ]);
-    }
-    print(table.render(WIDTH).trim_end())?;
-    for r in &ladder.rungs {
-        if let Some(v) = &r.verdict {
-            let names: Vec<&str> = r.drives.iter().map(String::as_str).collect();
-            let waits = units::percent(v.share(v.stall_ns()));
-            let count = if names.len() == 1 { "1 drive".to_owned() } else { format!("{} drives", names.len()) };
-            print(&format!("{count}: {}, {waits} of the time waiting", verdict::label(v, &names)))?;
-        }
-    }
-    let label = if ladder.emulated { "EMULATED drives: these are not speeds of this machine's hardware. " } else { "" };
-    let tokens = if ladder.rejected.is_empty() { "; tokens identical on every rung" } else { "" };
-    print(&format!("{label}Layout {}{tokens}.", ladder.policy))?;
-    for reason in &ladder.rejected {
-        print(&format!("REJECTED: {reason}"))?;
-    }
-    print(&format!("record  {}", folder.join("ladder.json").display()))?;
-    if !ladder.rungs.is_empty() {
-        let [svg, png] = ["ladder.svg", "ladder.png"].map(|file| folder.join(file).display().to_string());
-        print(&format!("figure  {svg}\n        {png}"))?;
-    }
-    print(&format!("report  {}", folder.join(PAGE_FILE).display()))
-}
-
-/// The shape of this ladder beside others'.
-fn scaling(ladder: &LadderRecord, others: &[OtherLadder], name: &str) -> ScalingFigure {
-    let line = |other: &OtherLadder| ScalingLine {
-        name: other.name.clone(),
-        points: other.rungs.iter().filter_map(|r| Some((r.0, other.gain(r.0)?))).collect(),
-    };
-    let own = ladder.rungs.iter().map(|r| (r.drives.len() as u32, r.gain)).collect();
-    let left_out = others.len().saturating_sub(MAX_OTHERS);
-    let more = if left_out > 0 { format!(" {left_out} more ladders are in the table only.") } else { String::new() };
-    ScalingFigure {
-        title: "The shape of this ladder beside others".into(),
-        subtitle: format!("{name}, {} layout", ladder.policy),
-        emulated: ladder.emulated,
-        own: ScalingLine { name: format!("this ladder ({name})"), points: own },
-        others: others.iter().take(MAX_OTHERS).map(line).collect(),
-        note: format!("Other machines, models and drives: only shapes can be compared. Dashed: linear.{more}"),
-    }
-}
-
-fn show_against(ladder: &LadderRecord, others: &[OtherLadder], folder: &Path) -> Result<()> {
-    let most = ladder.rungs.iter().map(|r| r.drives.len() as u32).max().unwrap_or(1);
-    let widest = others.iter().flat_map(|o| &o.rungs).map(|r| r.0).max().unwrap_or(1).max(most).min(4);
-    let heads: Vec<String> = (1..=widest).map(|n| n.to_string()).collect();
-    let mut columns = vec![("gain over its first rung, by number of drives", Align::Left)];
-    columns.extend(heads.iter().map(|h| (h.as_str(), Align::Right)));
-    let mut table = Table::new(columns);
-    let cells = |gain: &dyn Fn(u32) -> Option<f64>| {
-        (1..=widest).map(|n| gain(n).map_or("-".to_owned(), |g| format!("{g:.2}x"))).collect::<Vec<_>>()
-    };
-    let own = |n: u32| ladder.rungs.iter().find(|r| r.drives.len() as u32 == n).map(|r| r.gain);
-    let label = if ladder.emulated { "this ladder (EMULATED)" } else { "this ladder" };
-    table.row(std::iter::once(label.to_owned()).chain(cells(&own)));
-    for other in others {
-        let name = if other.emulated { format!("{} (EMULATED)", other.name) } else { other.name.clone() };
-        table.row(std::iter::once(name).chain(cells(&|n| other.gain(n))));
-    }
-    print(table.render(WIDTH).trim_end())?;
-    print("Other machines, models and drives: only the shape can be compared.")?;
-    print(&format!("figure  {}", folder.join(AGAINST_STEM).with_extension("svg").display()))
 }

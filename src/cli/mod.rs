@@ -15,6 +15,7 @@ pub mod experiment;
 pub mod heat;
 pub mod import;
 pub mod ladder;
+mod ladder_tables;
 pub mod monitor;
 pub mod plan;
 pub mod prune;
@@ -25,6 +26,7 @@ mod simulate_tables;
 pub mod stage;
 pub mod synth;
 pub mod trace;
+pub mod tune;
 mod verdict;
 pub mod verify;
 
@@ -83,6 +85,8 @@ pub enum Command {
     Ladder(ladder::Args),
     /// Compare two configurations: the control against itself first, then both in balanced order
     Ab(ab::Args),
+    /// Find a better layout and better reader settings: simulated, then measured, then written to a profile
+    Tune(tune::Args),
     /// Run, resume and repeat experiments that are written down in a file
     Experiment(experiment::Args),
     /// Watch devices or a process: rate, peak, reads under way
@@ -91,7 +95,7 @@ pub enum Command {
     Trace(trace::Args),
     /// Predict what a trace would have been on another layout, or with one more drive
     Simulate(simulate::Args),
-    /// Turn what runs have recorded into other forms: figures again, Parquet
+    /// List, group and compare everything that was measured; find stale verdicts; share records
     Results(results::Args),
 }
 
@@ -113,6 +117,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Chat(args) => chat::run(args),
         Command::Ladder(args) => ladder::run(args),
         Command::Ab(args) => ab::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Experiment(args) => experiment::run(args),
         Command::Monitor(args) => monitor::run(args),
         Command::Trace(args) => trace::run(args),

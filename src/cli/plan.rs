@@ -3,6 +3,7 @@
 use super::heat::read_heat;
 use super::run_args::device_inputs;
 use super::{WIDTH, print, print_json, remark};
+use crate::bench::inputs::digest;
 use crate::bench::planning::drive_set;
 use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
@@ -106,8 +107,7 @@ pub(super) fn plan_drives(specs: &[DriveSpec]) -> Vec<PlanDrive> {
 pub(super) fn read_policy(path: &Path) -> Result<(PolicyFile, BTreeMap<String, String>)> {
     let text = std::fs::read_to_string(path).with_context(|| format!("--policy {}", path.display()))?;
     let policy = PolicyFile::parse(&text).with_context(|| format!("--policy {}", path.display()))?;
-    let hash = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()));
-    Ok((policy, BTreeMap::from([("policy".to_string(), hash)])))
+    Ok((policy, BTreeMap::from([("policy".to_string(), digest(text.as_bytes()))])))
 }
 
 /// Reads and checks a plan file.
@@ -121,7 +121,7 @@ pub(super) fn read_profile(path: Option<&Path>, inputs: &mut BTreeMap<String, St
     let Some(path) = path else { return Ok(None) };
     let profile = Profile::load(path).context("--profile")?;
     let bytes = std::fs::read(path).with_context(|| format!("--profile {}", path.display()))?;
-    inputs.insert("profile".into(), format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&bytes)));
+    inputs.insert("profile".into(), digest(&bytes));
     Ok(Some(profile))
 }
 

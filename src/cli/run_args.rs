@@ -2,6 +2,7 @@
 //! that is given overrides the configuration file and counts as asked for.
 
 use crate::bench::config::{Asked, ConfigError};
+use crate::bench::fits;
 use crate::bench::guards::device_key;
 use crate::bench::planning;
 use crate::decode::KernelIsa;
@@ -13,7 +14,7 @@ use crate::io::EngineKind;
 use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
-use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, ReaderOptions};
+use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool, ReaderOptions};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -90,6 +91,12 @@ pub struct OrderArgs {
     /// Prefetch reads at once on each drive, beside those of demand [default: 4]
     #[arg(long, value_name = "N")]
     prefetch_queue_depth: Option<u32>,
+    /// Whether these reads have a pool of their own, or are some of --queue-depth [default: own]
+    #[arg(long, value_enum)]
+    prefetch_pool: Option<Pool>,
+    /// Which copies of guessed experts are read [default: as --dispatch]
+    #[arg(long, value_enum)]
+    prefetch_dispatch: Option<Dispatch>,
     /// Turn prefetch down while it costs more than it brings [default: on]
     #[arg(long, value_enum, value_name = "ON|OFF")]
     prefetch_governor: Option<OnOff>,
@@ -206,6 +213,24 @@ impl From<Cache> for CachePolicy {
     }
 }
 
+/// Pools of prefetch by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pool {
+    /// Beside demand
+    Own,
+    /// In one queue with demand
+    Shared,
+}
+
+impl From<Pool> for PrefetchPool {
+    fn from(pool: Pool) -> Self {
+        match pool {
+            Pool::Own => Self::Own,
+            Pool::Shared => Self::Shared,
+        }
+    }
+}
+
 /// A switch whose default is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnOff {
@@ -230,6 +255,9 @@ impl OrderArgs {
         set(given, Knob::PrefetchDepth, &mut r.prefetch_depth, self.prefetch_depth);
         set(given, Knob::PrefetchExperts, &mut r.prefetch_experts, self.prefetch_experts);
         set(given, Knob::PrefetchQueueDepth, &mut r.prefetch_queue_depth, self.prefetch_queue_depth);
+        set(given, Knob::PrefetchPool, &mut r.prefetch_pool, self.prefetch_pool.map(PrefetchPool::from));
+        let chosen = self.prefetch_dispatch.map(|d| Some(DispatchPolicy::from(d)));
+        set(given, Knob::PrefetchDispatch, &mut r.prefetch_dispatch, chosen);
         let governor = self.prefetch_governor.map(|g| g == OnOff::On);
         set(given, Knob::PrefetchGovernor, &mut r.prefetch_governor, governor);
         set(given, Knob::CacheBytes, &mut r.cache_bytes, self.cache_bytes);
@@ -342,7 +370,10 @@ pub struct ModelArgs {
     /// Compute kernels [default: the best that the CPU has]
     #[arg(long, value_enum)]
     kernels: Option<KernelChoice>,
-    /// Prompt rows fed in one pass; bounds memory [default: 512]
+    /// Threads that compute [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: Option<u16>,
+    /// Prompt rows fed in one pass, which reads each expert once; bounds memory [default: 4096]
     #[arg(long, value_name = "ROWS")]
     prefill_rows: Option<usize>,
     /// Most tokens of text, prompt included [default: what the model was made for]
@@ -371,6 +402,7 @@ impl ModelArgs {
             KernelChoice::Avx2 => KernelIsa::Avx2.name().to_string(),
         });
         set(given, Knob::Kernels, &mut m.kernels, kernels);
+        set(given, Knob::Threads, &mut m.threads, self.threads.map(usize::from));
         set(given, Knob::PrefillRows, &mut m.prefill_rows, self.prefill_rows);
         set(given, Knob::MaxContext, &mut m.max_context, self.max_context);
     }
@@ -379,6 +411,11 @@ impl ModelArgs {
 /// The configuration file, if one is given, else the defaults.
 pub fn start(config: Option<&PathBuf>) -> Result<Asked, ConfigError> {
     config.map_or_else(|| Ok(Asked::default()), |path| Asked::load(path))
+}
+
+/// A profile, if one is given, and over it the configuration file, if one is given.
+pub fn start_over(profile: Option<&PathBuf>, config: Option<&PathBuf>) -> Result<Asked, ConfigError> {
+    profile.map_or_else(|| start(config), |profile| Asked::load_over(profile, config.map(PathBuf::as_path)))
 }
 
 /// What drives are, for a plan's inputs, so that a later run can tell whether they still are.
@@ -395,7 +432,7 @@ pub fn plan_and_mounts(model: &Model, asked: &Asked) -> Result<Option<(Plan, Vec
     Ok(streamed)
 }
 
-/// Whether the prompt fits the session. A text that reaches its end while it is generated stops there.
+/// Whether the prompt fits the session and memory. A text that reaches its end while it is generated stops there.
 pub fn check_context(model: &Model, asked: &Asked, prompt: usize) -> Result<()> {
     let longest = model.decoder.config().max_position_embeddings;
     let room = match asked.config.model.max_context {
@@ -405,7 +442,7 @@ pub fn check_context(model: &Model, asked: &Asked, prompt: usize) -> Result<()> 
     if room <= longest && prompt > room {
         bail!("the prompt has {prompt} tokens, --max-context is {room}; shorten the prompt or raise --max-context");
     }
-    Ok(())
+    fits::check(model.decoder.config(), &asked.config, prompt).map_err(anyhow::Error::msg)
 }
 
 /// Two folders on one device are one drive: says so, for a measurement of them would mislead.

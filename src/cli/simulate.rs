@@ -4,12 +4,13 @@ use super::plan::{read_plan, read_policy};
 use super::run_args::{OrderArgs, start};
 use super::simulate_tables::render;
 use super::{heat, print, print_json, remark};
+use crate::bench::config::idle_prefetch;
 use crate::bench::simulate::{SimulateSpec, load, simulate};
 use crate::bench::simulate_drives::{Known, NewDrive};
 use crate::bench::what_if::what_if;
 use crate::drive::spec;
 use crate::knob::Knob;
-use crate::reader::{PrefetchPolicy, mounts_of};
+use crate::reader::mounts_of;
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,9 +64,6 @@ pub struct Args {
     reader: OrderArgs,
 }
 
-/// Settings of prefetch that do nothing without a guesser.
-const OF_PREFETCH: [Knob; 4] =
-    [Knob::PrefetchDepth, Knob::PrefetchExperts, Knob::PrefetchQueueDepth, Knob::PrefetchGovernor];
 /// Settings of a run that drives in virtual time do not have.
 const WITHOUT_PART: [Knob; 5] = [Knob::Engine, Knob::Sqpoll, Knob::Direct, Knob::VerifyDigests, Knob::ReadTimeout];
 
@@ -78,10 +76,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.reader.apply(&mut asked);
     let options = asked.config.reader;
     options.check()?;
-    let tuned = OF_PREFETCH.iter().find(|k| asked.given.contains(k));
-    if let (Some(knob), PrefetchPolicy::None) = (tuned, options.prefetch) {
-        let flag = knob.name().replace('_', "-");
-        bail!("--{flag} does nothing without a guesser: give --prefetch same-as-last or markov");
+    if let Some((knob, why)) = idle_prefetch(&options, &asked.given) {
+        bail!("--{} does nothing {why}, or leave it out", knob.name().replace('_', "-"));
     }
     let plan = read_plan(&args.plan)?;
     let known = args.profile.as_ref().map(|p| Known::load(p).context("--profile")).transpose()?;

@@ -11,8 +11,9 @@ use crate::source::{ExpertSource, Phase};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 
-/// Rows of a prompt that are fed in one pass unless told otherwise; bounds the memory of a pass.
-pub const DEFAULT_PIECE_ROWS: usize = 512;
+/// Rows of a prompt that are fed in one pass unless told otherwise. A pass goes through a layer with all of its rows and
+/// asks for each expert once, so a prompt of more rows reads experts again; memory of a pass grows with its rows.
+pub const DEFAULT_PIECE_ROWS: usize = 4096;
 
 /// Generation failed.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +71,10 @@ pub struct Generation {
     pub first_token_ns: u64,
     /// From start to the last generated token.
     pub last_token_ns: u64,
+    /// Experts that prompt passes asked for, summed over layers and passes.
+    pub prefill_experts: u64,
+    /// Of these, the distinct ones: no (layer, expert) counts twice.
+    pub prefill_distinct: u64,
     /// Time that prompt passes waited for experts.
     pub prefill_stall_ns: u64,
     /// Time that decode passes waited for experts.
@@ -141,6 +146,7 @@ pub fn generate_observed(
     }
     let clock = Clock::start();
     let before = session.counters().total;
+    session.begin_prompt();
     let piece_rows = if knob::skipped(Knob::PrefillRows) { request.piece_rows / 2 } else { request.piece_rows };
     let max_new = request.max_new + if knob::skipped(Knob::MaxNew) { 4 } else { 0 };
     let pieces = request.prompt.chunks(piece_rows.max(1));
@@ -163,6 +169,8 @@ pub fn generate_observed(
         prefill_ns,
         first_token_ns: prefill_ns,
         last_token_ns: prefill_ns,
+        prefill_experts: after_prompt.experts - before.experts,
+        prefill_distinct: after_prompt.prompt_distinct - before.prompt_distinct,
         prefill_stall_ns: after_prompt.stall_ns - before.stall_ns,
         decode_stall_ns: 0,
         decode_barriers: 0,

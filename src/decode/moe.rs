@@ -6,13 +6,13 @@ use super::error::DecodeError;
 use super::guess::Guesser;
 use super::kernels::{Matrix, Rows};
 use super::observe::{Observer, Route};
-use super::scratch::{MlpScratch, MoeScratch};
+use super::scratch::{MlpScratch, MoeScratch, blocks};
 use super::session::PassStats;
 use super::weights::{Decoder, Mlp, Moe};
 use crate::clock::Clock;
 use crate::ids::{ExpertId, ExpertKey, LayerId};
 use crate::model::config::MoeConfig;
-use crate::source::{Barrier, ExpertSource, StepInfo};
+use crate::source::{Barrier, ExpertSource, Phase, StepInfo};
 
 /// Keeps a row's renormalisation away from a division by zero.
 const SUM_EPS: f32 = 1e-20;
@@ -25,16 +25,21 @@ pub(super) struct Pass<'a, 'o> {
     pub(super) clock: Clock,
     pub(super) stats: PassStats,
     pub(super) guesser: &'a mut Guesser,
+    /// By layer and expert: whether a pass over this prompt has asked for it.
+    pub(super) prompt_seen: &'a mut [bool],
 }
 
 /// `out = down(situ(gate x, up x))`.
 pub(super) fn mlp(dec: &Decoder, w: &Mlp, x: Rows<'_>, s: &mut MlpScratch, wide: &mut [f32], out: &mut [f32]) {
-    let (k, width) = (&dec.kernels, w.gate.rows);
-    let (gate, up) = (&mut s.gate[..x.count * width], &mut s.up[..x.count * width]);
-    k.matmul(dec.matrix(w.gate), x, gate, width, wide);
-    k.matmul(dec.matrix(w.up), x, up, width, wide);
-    k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
-    k.matmul(dec.matrix(w.down), Rows::packed(gate, x.count), out, dec.config.hidden_size, wide);
+    let (k, width, h) = (&dec.kernels, w.gate.rows, dec.config.hidden_size);
+    for (first, count) in blocks(x.count) {
+        let (x, out) = (x.part(first, count), &mut out[first * h..(first + count) * h]);
+        let (gate, up) = (&mut s.gate[..count * width], &mut s.up[..count * width]);
+        k.matmul(dec.matrix(w.gate), x, gate, width, wide);
+        k.matmul(dec.matrix(w.up), x, up, width, wide);
+        k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
+        k.matmul(dec.matrix(w.down), Rows::packed(gate, count), out, h, wide);
+    }
 }
 
 /// Routed and shared experts of one layer: `x` is `mix` after the layer's norm.
@@ -99,25 +104,47 @@ pub(super) fn forward(
     pass.stats.barriers += 1;
     pass.stats.experts += s.distinct.len() as u64;
     pass.stats.expert_rows += slots as u64;
-
-    let sum = &mut s.sum[..rows * moe.latent];
-    sum.fill(0.0);
-    // Slots lie in ascending expert id, so each row's sum runs in that order.
-    for (slot, value) in s.slot_out[..slots * moe.latent].chunks_exact(moe.latent).enumerate() {
-        let row = s.slot_row[slot] * moe.latent;
-        k.axpy(s.slot_weight[slot], value, &mut sum[row..row + moe.latent]);
-    }
-    if let Some(norm) = &w.norm {
-        for row in sum.chunks_exact_mut(moe.latent) {
-            k.rms_norm_in_place(row, norm, dec.config.rms_norm_eps);
+    if pass.step.phase == Phase::Prefill {
+        let seen = &mut pass.prompt_seen[layer.index() * moe.experts..][..moe.experts];
+        for expert in &s.distinct {
+            pass.stats.prompt_distinct += u64::from(!std::mem::replace(&mut seen[expert.index()], true));
         }
     }
-    let raised = &mut s.raised[..out.len()];
-    k.matmul(dec.matrix(w.up), Rows::packed(sum, rows), raised, dec.config.hidden_size, wide);
-    for (out, y) in out.iter_mut().zip(raised.iter()) {
-        *out += y;
-    }
+
+    add_routed(dec, moe, w, rows, s, wide, out);
     Ok(())
+}
+
+/// Sums each row's expert outputs, raises the sums from the latent space and adds them to `out`.
+fn add_routed(
+    dec: &Decoder,
+    moe: &MoeConfig,
+    w: &Moe,
+    rows: usize,
+    s: &mut MoeScratch,
+    wide: &mut [f32],
+    out: &mut [f32],
+) {
+    let (k, h, latent) = (&dec.kernels, dec.config.hidden_size, moe.latent);
+    for (first, count) in blocks(rows) {
+        let sum = &mut s.sum[..count * latent];
+        sum.fill(0.0);
+        for (row, sum) in sum.chunks_exact_mut(latent).enumerate() {
+            // A row's slots are in ascending expert id, so its sum runs in that order.
+            let own = (first + row) * moe.top_k;
+            for &slot in &s.row_slots[own..own + moe.top_k] {
+                k.axpy(s.slot_weight[slot], &s.slot_out[slot * latent..(slot + 1) * latent], sum);
+            }
+            if let Some(norm) = &w.norm {
+                k.rms_norm_in_place(sum, norm, dec.config.rms_norm_eps);
+            }
+        }
+        let raised = &mut s.raised[..count * h];
+        k.matmul(dec.matrix(w.up), Rows::packed(sum, count), raised, h, wide);
+        for (out, y) in out[first * h..(first + count) * h].iter_mut().zip(raised.iter()) {
+            *out += y;
+        }
+    }
 }
 
 /// Chooses every row's experts: biased scores select, unbiased ones weigh.
@@ -132,27 +159,29 @@ fn route(
     s: &mut MoeScratch,
     wide: &mut [f32],
 ) -> Result<(), DecodeError> {
-    let scores = &mut s.scores[..x.count * moe.experts];
-    dec.kernels.matmul(dec.matrix(w.router), x, scores, moe.experts, wide);
-    if let Some(at) = scores.iter().position(|v| !v.is_finite()) {
-        let position = pass.step.pos + (at / moe.experts) as u64;
-        return Err(DecodeError::NonFinite { layer: Some(layer), position });
-    }
-    dec.kernels.sigmoid(scores);
-    for (row, scores) in scores.chunks_exact(moe.experts).enumerate() {
-        let chosen = row * moe.top_k..(row + 1) * moe.top_k;
-        let (ids, weights) = (&mut s.ids[chosen.clone()], &mut s.weights[chosen]);
-        choose(scores, &w.bias, &mut s.choice, ids);
-        for (weight, id) in weights.iter_mut().zip(ids.iter()) {
-            *weight = scores[id.index()];
+    for (first, count) in blocks(x.count) {
+        let scores = &mut s.scores[..count * moe.experts];
+        dec.kernels.matmul(dec.matrix(w.router), x.part(first, count), scores, moe.experts, wide);
+        if let Some(at) = scores.iter().position(|v| !v.is_finite()) {
+            let position = pass.step.pos + (first + at / moe.experts) as u64;
+            return Err(DecodeError::NonFinite { layer: Some(layer), position });
         }
-        let divisor = if moe.renormalize { weights.iter().sum::<f32>() + SUM_EPS } else { 1.0 };
-        for weight in weights.iter_mut() {
-            *weight = *weight / divisor * moe.scaling;
-        }
-        if let Some(observer) = pass.observer.as_deref_mut() {
-            let position = pass.step.pos + row as u64;
-            observer.route(&Route { step: pass.step, layer, row, position, experts: ids, weights });
+        dec.kernels.sigmoid(scores);
+        for (row, scores) in (first..).zip(scores.chunks_exact(moe.experts)) {
+            let chosen = row * moe.top_k..(row + 1) * moe.top_k;
+            let (ids, weights) = (&mut s.ids[chosen.clone()], &mut s.weights[chosen]);
+            choose(scores, &w.bias, &mut s.choice, ids);
+            for (weight, id) in weights.iter_mut().zip(ids.iter()) {
+                *weight = scores[id.index()];
+            }
+            let divisor = if moe.renormalize { weights.iter().sum::<f32>() + SUM_EPS } else { 1.0 };
+            for weight in weights.iter_mut() {
+                *weight = *weight / divisor * moe.scaling;
+            }
+            if let Some(observer) = pass.observer.as_deref_mut() {
+                let position = pass.step.pos + row as u64;
+                observer.route(&Route { step: pass.step, layer, row, position, experts: ids, weights });
+            }
         }
     }
     Ok(())
@@ -196,6 +225,11 @@ fn group(moe: &MoeConfig, rows: usize, s: &mut MoeScratch) -> usize {
         s.slot_weight[*slot] = s.weights[i];
         *slot += 1;
     }
+    s.row_next.fill(0);
+    for (slot, &row) in s.slot_row[..slots].iter().enumerate() {
+        s.row_slots[row * moe.top_k + usize::from(s.row_next[row])] = slot;
+        s.row_next[row] += 1;
+    }
     s.done.fill(false);
     slots
 }
@@ -210,19 +244,20 @@ fn run_expert(dec: &Decoder, moe: &MoeConfig, bytes: &[u8], expert: ExpertId, s:
         rest = after;
         plane
     });
-    let (first, end) = (s.first[expert.index()], s.first[expert.index() + 1]);
-    let rows = end - first;
-    let gathered = &mut s.gathered[..rows * latent];
-    for (to, &row) in gathered.chunks_exact_mut(latent).zip(&s.slot_row[first..end]) {
-        to.copy_from_slice(&s.z[row * latent..(row + 1) * latent]);
+    let (start, end) = (s.first[expert.index()], s.first[expert.index() + 1]);
+    for (first, rows) in blocks(end - start).map(|(first, rows)| (start + first, rows)) {
+        let gathered = &mut s.gathered[..rows * latent];
+        for (to, &row) in gathered.chunks_exact_mut(latent).zip(&s.slot_row[first..first + rows]) {
+            to.copy_from_slice(&s.z[row * latent..(row + 1) * latent]);
+        }
+        let x = Rows::packed(gathered, rows);
+        let (gate, up) = (&mut s.gate[..rows * width], &mut s.up[..rows * width]);
+        k.matmul(Matrix::mxfp4(w1p, w1s, width, latent), x, gate, width, wide);
+        k.matmul(Matrix::mxfp4(w3p, w3s, width, latent), x, up, width, wide);
+        k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
+        let out = &mut s.slot_out[first * latent..(first + rows) * latent];
+        k.matmul(Matrix::mxfp4(w2p, w2s, latent, width), Rows::packed(gate, rows), out, latent, wide);
     }
-    let x = Rows::packed(gathered, rows);
-    let (gate, up) = (&mut s.gate[..rows * width], &mut s.up[..rows * width]);
-    k.matmul(Matrix::mxfp4(w1p, w1s, width, latent), x, gate, width, wide);
-    k.matmul(Matrix::mxfp4(w3p, w3s, width, latent), x, up, width, wide);
-    k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
-    let out = &mut s.slot_out[first * latent..end * latent];
-    k.matmul(Matrix::mxfp4(w2p, w2s, latent, width), Rows::packed(gate, rows), out, latent, wide);
 }
 
 #[cfg(test)]

@@ -1,9 +1,18 @@
 //! Working memory of a pass and the state that a timeline carries. Buffers grow before a pass to what its rows need
-//! and are reused; nothing is allocated while a pass runs.
+//! and are reused; nothing is allocated while a pass runs. What must outlive a step of a layer is kept for every row of
+//! the pass; what a step needs for itself only for [`BLOCK_ROWS`] of them, so that a whole prompt can be one pass.
 
 use super::kernels::WIDE_ROWS;
 use crate::ids::ExpertId;
 use crate::model::config::{AttnKind, ModelConfig};
+
+/// Rows that a step of a layer works on at a time. A row's bits do not depend on it.
+pub(super) const BLOCK_ROWS: usize = 256;
+
+/// First row and length of each block of `rows` rows.
+pub(super) fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(BLOCK_ROWS).map(move |first| (first, BLOCK_ROWS.min(rows - first)))
+}
 
 /// What one layer remembers between passes.
 pub(super) enum State {
@@ -94,7 +103,7 @@ pub(super) struct MlpScratch {
 /// Working memory of the routed experts.
 #[derive(Default)]
 pub(super) struct MoeScratch {
-    /// `[rows, experts]`
+    /// `[block, experts]`
     pub(super) scores: Vec<f32>,
     /// One row's biased scores.
     pub(super) choice: Vec<f32>,
@@ -111,6 +120,9 @@ pub(super) struct MoeScratch {
     /// Row and weight of each slot; slots are ordered by expert, then row.
     pub(super) slot_row: Vec<usize>,
     pub(super) slot_weight: Vec<f32>,
+    /// Slots of each row, ascending, `[rows, top_k]`; and how many it has so far while they are handed out.
+    pub(super) row_slots: Vec<usize>,
+    pub(super) row_next: Vec<u16>,
     /// `[slots, latent]`
     pub(super) slot_out: Vec<f32>,
     pub(super) z: Vec<f32>,
@@ -194,34 +206,35 @@ impl Scratch {
         self.bank.iter_mut().for_each(|b| room.set(b, rows * h));
         let blocks = self.bank.len();
         room.set(&mut self.mix_weights, blocks + 1);
+        let block = rows.min(BLOCK_ROWS);
         let (nh, d) = (cfg.kda.heads, cfg.kda.head_dim);
         let p = nh * d;
         for i in 0..3 {
-            room.set(&mut self.kda.u[i], (rows + cfg.kda.conv_kernel - 1) * p);
-            room.set(&mut self.kda.qkv[i], rows * p);
+            room.set(&mut self.kda.u[i], (block + cfg.kda.conv_kernel - 1) * p);
+            room.set(&mut self.kda.qkv[i], block * p);
         }
-        room.set(&mut self.kda.inner, rows * d);
-        room.set(&mut self.kda.beta, rows * nh);
+        room.set(&mut self.kda.inner, block * d);
+        room.set(&mut self.kda.beta, block * nh);
         for v in [&mut self.kda.decay, &mut self.kda.gate, &mut self.kda.o] {
-            room.set(v, rows * p);
+            room.set(v, block * p);
         }
         let m = &cfg.mla;
         let cached = m.kv_lora_rank + m.qk_rope_head_dim;
-        room.set(&mut self.mla.qa, rows * m.q_lora_rank);
-        room.set(&mut self.mla.q, rows * m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim));
+        room.set(&mut self.mla.qa, block * m.q_lora_rank);
+        room.set(&mut self.mla.q, block * m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim));
         room.set(&mut self.mla.query, m.heads * cached);
         room.fresh(&mut self.mla.scores, m.heads * max_context);
-        room.set(&mut self.mla.latent, rows * m.heads * m.kv_lora_rank);
-        room.set(&mut self.mla.gate, rows * m.heads * m.v_head_dim);
-        room.set(&mut self.mla.o, rows * m.heads * m.v_head_dim);
+        room.set(&mut self.mla.latent, block * m.heads * m.kv_lora_rank);
+        room.set(&mut self.mla.gate, block * m.heads * m.v_head_dim);
+        room.set(&mut self.mla.o, block * m.heads * m.v_head_dim);
         let shared = cfg.moe.as_ref().map_or(0, |e| e.shared_experts * e.width);
-        room.set(&mut self.mlp.gate, rows * cfg.intermediate_size.max(shared));
-        room.set(&mut self.mlp.up, rows * cfg.intermediate_size.max(shared));
+        room.set(&mut self.mlp.gate, block * cfg.intermediate_size.max(shared));
+        room.set(&mut self.mlp.up, block * cfg.intermediate_size.max(shared));
         let widest = [h, p, d, m.q_lora_rank, cached, m.heads * m.v_head_dim, cfg.intermediate_size, shared];
         let mut wide = widest.into_iter().max().unwrap_or(h);
         if let Some(e) = &cfg.moe {
             let (s, slots) = (&mut self.moe, rows * e.top_k);
-            room.set(&mut s.scores, rows * e.experts);
+            room.set(&mut s.scores, block * e.experts);
             room.set(&mut s.choice, e.experts);
             room.fill(&mut s.ids, slots, ExpertId(0));
             room.set(&mut s.weights, slots);
@@ -231,13 +244,16 @@ impl Scratch {
             s.distinct.reserve(e.experts);
             room.set(&mut s.slot_row, slots);
             room.set(&mut s.slot_weight, slots);
+            room.set(&mut s.row_slots, slots);
+            room.set(&mut s.row_next, rows);
             room.set(&mut s.slot_out, slots * e.latent);
-            room.set(&mut s.gate, rows * e.width);
-            room.set(&mut s.up, rows * e.width);
-            for v in [&mut s.z, &mut s.gathered, &mut s.sum] {
-                room.set(v, rows * e.latent);
+            room.set(&mut s.gate, block * e.width);
+            room.set(&mut s.up, block * e.width);
+            room.set(&mut s.z, rows * e.latent);
+            for v in [&mut s.gathered, &mut s.sum] {
+                room.set(v, block * e.latent);
             }
-            room.set(&mut s.raised, rows * h);
+            room.set(&mut s.raised, block * h);
             wide = wide.max(e.width).max(e.latent);
         }
         room.set(&mut self.wide, WIDE_ROWS * wide);

@@ -6,7 +6,7 @@ use super::guess::{GuessSource, Guesser, GuessesMade};
 use super::kernels::Rows;
 use super::moe::{self, Pass};
 use super::observe::{Observer, Point};
-use super::scratch::{Scratch, State};
+use super::scratch::{Scratch, State, blocks};
 use super::weights::{Attn, Decoder, Ffn};
 use super::{attn_res, kda, mla};
 use crate::clock::Clock;
@@ -50,6 +50,9 @@ pub struct PassStats {
     pub experts: u64,
     /// Rows that experts were applied to, summed over experts.
     pub expert_rows: u64,
+    /// Of the experts awaited in passes over a prompt, those that no pass since [`Session::begin_prompt`] had awaited
+    /// in that layer.
+    pub prompt_distinct: u64,
     /// Time outside the source.
     pub compute_ns: u64,
     /// Time in which the pass had nothing to do but wait in the source.
@@ -89,6 +92,8 @@ pub struct Session {
     states: Vec<State>,
     scratch: Scratch,
     guesser: Guesser,
+    /// By layer and expert: whether a pass over this prompt has asked for it.
+    prompt_seen: Vec<bool>,
     logits: Vec<f32>,
     position: usize,
     step: u64,
@@ -108,7 +113,10 @@ impl Session {
         check("max_rows", options.max_rows, longest)?;
         let states = State::empty(&decoder.config, options.max_context);
         let guesser = Guesser::new(options.guess, &decoder.config, options.max_context);
+        let config = &decoder.config;
+        let prompt_seen = vec![false; config.layers.len() * config.moe.as_ref().map_or(0, |m| m.experts)];
         Ok(Self {
+            prompt_seen,
             decoder,
             options,
             states,
@@ -145,6 +153,11 @@ impl Session {
     /// The time account.
     pub fn counters(&self) -> &SessionCounters {
         &self.counters
+    }
+
+    /// The passes that follow read another prompt: what is distinct in it is counted anew.
+    pub fn begin_prompt(&mut self) {
+        self.prompt_seen.fill(false);
     }
 
     /// Forgets the text. Counters and the step number go on.
@@ -195,9 +208,18 @@ impl Session {
         self.usable = false;
         let mut guesser = std::mem::take(&mut self.guesser);
         guesser.begin(source, &step, tokens, want != Logits::None);
-        let mut pass = Pass { step, source, observer, clock: self.options.clock, stats, guesser: &mut guesser };
+        let mut prompt_seen = std::mem::take(&mut self.prompt_seen);
+        let mut pass = Pass {
+            step,
+            source,
+            observer,
+            clock: self.options.clock,
+            stats,
+            guesser: &mut guesser,
+            prompt_seen: &mut prompt_seen,
+        };
         let done = self.layers(dec, tokens, &mut pass).map(|()| pass.stats);
-        self.guesser = guesser;
+        (self.guesser, self.prompt_seen) = (guesser, prompt_seen);
         let mut stats = done?;
         self.output(dec, rows, want)?;
         self.usable = true;
@@ -250,9 +272,17 @@ impl Session {
             see(pass, layer, Point::AttnIn, normed);
             let x = Rows::packed(normed, rows);
             match (&w.attn, state) {
-                (Attn::Kda(w), State::Kda(state)) => kda::forward(dec, w, state, x, &mut s.kda, &mut s.wide, out),
+                (Attn::Kda(w), State::Kda(state)) => {
+                    for (first, count) in blocks(rows) {
+                        let out = &mut out[first * h..(first + count) * h];
+                        kda::forward(dec, w, state, x.part(first, count), &mut s.kda, &mut s.wide, out);
+                    }
+                }
                 (Attn::Mla(w), State::Mla(cache)) => {
-                    mla::forward(dec, w, cache, self.position, x, &mut s.mla, &mut s.wide, out);
+                    for (first, count) in blocks(rows) {
+                        let (position, out) = (self.position + first, &mut out[first * h..(first + count) * h]);
+                        mla::forward(dec, w, cache, position, x.part(first, count), &mut s.mla, &mut s.wide, out);
+                    }
                 }
                 _ => return Err(DecodeError::Config(format!("layer {layer} has the state of another kind"))),
             }
@@ -325,6 +355,7 @@ impl Session {
         t.barriers += pass.barriers;
         t.experts += pass.experts;
         t.expert_rows += pass.expert_rows;
+        t.prompt_distinct += pass.prompt_distinct;
         t.compute_ns += pass.compute_ns;
         t.stall_ns += pass.stall_ns;
         self.counters.passes += 1;

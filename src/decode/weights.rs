@@ -137,6 +137,16 @@ impl Decoder {
         self.kernels.calls(isa)
     }
 
+    /// From now on products are shared by `threads` threads, the caller's own included. They change no bit.
+    pub fn use_threads(&self, threads: usize) {
+        self.kernels.use_threads(threads);
+    }
+
+    /// Parts of products that each thread in use has computed so far, the caller's own first.
+    pub fn thread_chunks(&self) -> Vec<u64> {
+        self.kernels.pool().taken()
+    }
+
     /// The instruction set of the kernels.
     pub fn isa(&self) -> KernelIsa {
         self.kernels.isa()

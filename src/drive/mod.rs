@@ -3,6 +3,7 @@
 
 pub mod blockmap;
 pub mod device;
+pub mod emulated_link;
 pub mod facts;
 #[cfg(test)]
 mod fake_sysfs;

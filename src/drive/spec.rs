@@ -1,6 +1,7 @@
 //! `drives.toml`: the drives of a run, by name and path, and what the emulated ones pretend to be. Parsing and checks
 //! only; nothing here opens a file of a drive.
 
+use super::emulated_link::{EmulatedLink, RawLink};
 use super::units::{parse_duration_ns, parse_rate};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -107,6 +108,9 @@ pub struct Emulation {
     /// Later rates; empty = `rate_bytes_per_s` throughout.
     #[serde(default)]
     pub schedule: RateSchedule,
+    /// The link that it shares with other emulated drives; `None` = its own way to memory.
+    #[serde(default)]
+    pub link: Option<EmulatedLink>,
 }
 
 /// One drive of a run.
@@ -146,6 +150,7 @@ struct RawEmulation {
     seed: Option<u64>,
     #[serde(default)]
     schedule: Vec<RawStep>,
+    link: Option<RawLink>,
 }
 
 #[derive(Deserialize)]
@@ -166,6 +171,7 @@ pub fn parse(text: &str) -> Result<Vec<DriveSpec>, SpecError> {
     }
     let drives = raw.drive.into_iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     check_distinct(&drives)?;
+    check_links(&drives)?;
     Ok(drives)
 }
 
@@ -193,13 +199,14 @@ pub fn render(drives: &[DriveSpec]) -> String {
         if let Some(e) = &drive.emulate {
             let _ = writeln!(
                 text,
-                "emulate = {{ rate = \"{}B/s\", latency = \"{}ns\", per_read = \"{}ns\", jitter = {:?}, seed = {}{} }}",
+                "emulate = {{ rate = \"{}B/s\", latency = \"{}ns\", per_read = \"{}ns\", jitter = {:?}, seed = {}{}{} }}",
                 e.rate_bytes_per_s,
                 e.latency_ns,
                 e.per_read_ns,
                 e.jitter,
                 e.seed,
-                render_schedule(&e.schedule)
+                render_schedule(&e.schedule),
+                e.link.map_or_else(String::new, render_link)
             );
         }
         text.push('\n');
@@ -211,6 +218,10 @@ fn render_schedule(schedule: &RateSchedule) -> String {
     let step = |s: RateStep| format!("{{ at = \"{}ns\", rate = \"{}B/s\" }}", s.at_ns, s.rate_bytes_per_s);
     let steps: Vec<String> = schedule.steps().map(step).collect();
     if steps.is_empty() { String::new() } else { format!(", schedule = [{}]", steps.join(", ")) }
+}
+
+fn render_link(link: EmulatedLink) -> String {
+    format!(", link = {{ name = \"{}\", rate = \"{}B/s\" }}", link.name.as_str(), link.rate_bytes_per_s)
 }
 
 fn resolve(raw: RawDrive) -> Result<DriveSpec, SpecError> {
@@ -252,7 +263,8 @@ fn resolve_emulation(drive: &str, raw: RawEmulation) -> Result<Emulation, SpecEr
     };
     let steps = raw.schedule.iter().map(step).collect::<Result<Vec<_>, _>>();
     let schedule = steps.and_then(|s| RateSchedule::new(&s)).map_err(|e| bad("emulate.schedule", e))?;
-    Ok(Emulation { rate_bytes_per_s, latency_ns, per_read_ns, jitter, seed: raw.seed.unwrap_or(0), schedule })
+    let link = raw.link.map(RawLink::resolve).transpose().map_err(|e| bad("emulate.link", e))?;
+    Ok(Emulation { rate_bytes_per_s, latency_ns, per_read_ns, jitter, seed: raw.seed.unwrap_or(0), schedule, link })
 }
 
 fn check_distinct(drives: &[DriveSpec]) -> Result<(), SpecError> {
@@ -267,6 +279,26 @@ fn check_distinct(drives: &[DriveSpec]) -> Result<(), SpecError> {
             let path = drive.path.display();
             return Err(SpecError::Inconsistent(format!(
                 "drives `{other}` and `{}` share the path {path}",
+                drive.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A link has one rate, whichever of its drives says so.
+fn check_links(drives: &[DriveSpec]) -> Result<(), SpecError> {
+    let on = |d: &DriveSpec| d.emulate.and_then(|e| e.link);
+    for (at, drive) in drives.iter().enumerate() {
+        let Some(link) = on(drive) else { continue };
+        let other = drives[..at].iter().find_map(|d| on(d).filter(|l| l.name == link.name).map(|l| (d, l)));
+        if let Some((first, said)) = other.filter(|(_, l)| l.rate_bytes_per_s != link.rate_bytes_per_s) {
+            return Err(SpecError::Inconsistent(format!(
+                "link `{}` has {} B/s on drive `{}` and {} B/s on drive `{}`: give it one rate",
+                link.name.as_str(),
+                said.rate_bytes_per_s,
+                first.name,
+                link.rate_bytes_per_s,
                 drive.name
             )));
         }
@@ -380,6 +412,26 @@ path = "b"
         }
         let seven = "seed = 7, schedule = [".to_string() + &"{ at = \"1s\", rate = \"1MB/s\" },".repeat(7) + "]";
         assert!(parse(&TWO.replace("seed = 7", &seven)).unwrap_err().to_string().contains("at most 6"));
+    }
+
+    #[test]
+    fn drives_share_a_link_that_has_one_rate() {
+        let on = |rate: &str| format!("link = {{ name = \"hub\", rate = \"{rate}\" }}");
+        let text = TWO.replace("seed = 7", &on("8MB/s"));
+        let drives = parse(&text).unwrap();
+        let link = drives[0].emulate.unwrap().link.unwrap();
+        assert_eq!((link.name.as_str(), link.rate_bytes_per_s), ("hub", 8_000_000));
+        assert_eq!(parse(&render(&drives)).unwrap(), drives);
+        let second = |rate: &str| format!("{text}emulate = {{ rate = \"1MB/s\", {} }}\n", on(rate));
+        assert_eq!(parse(&second("8000kB/s")).unwrap()[1].emulate.unwrap().link, Some(link));
+        let message = parse(&second("9MB/s")).unwrap_err().to_string();
+        assert!(message.contains("`hub`") && message.contains("`a`") && message.contains("`b`"), "{message}");
+        for (wrong, key) in
+            [(on("0B/s"), "above 0"), (on("8"), "emulate.link"), (on("8MB/s").replace("hub", "a b"), "a b")]
+        {
+            let message = parse(&TWO.replace("seed = 7", &wrong)).unwrap_err().to_string();
+            assert!(message.contains(key) && message.contains("drive `a`"), "{message}");
+        }
     }
 
     #[test]

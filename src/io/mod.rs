@@ -10,6 +10,7 @@ pub mod buffered;
 pub mod kind;
 pub mod mmap;
 pub mod paced;
+pub mod paced_link;
 pub mod pool;
 pub mod psync;
 pub mod signal;

@@ -5,11 +5,13 @@
 //! every engine that reads from it, so two pools do not get two drives. [`PacedEngine`] wraps any engine and
 //! releases each completion at its deadline. Deadlines are absolute: a late wake-up delays one read, never the next.
 
+use super::paced_link::PacedLink;
 use super::pool::reap_from;
 use super::{
     Capabilities, Completion, EngineCounters, IoEngine, IoSetupError, ReadOutcome, ReadRequest, Signal, wait_for_start,
 };
 use crate::clock::Clock;
+use crate::drive::emulated_link::LinkName;
 use crate::drive::spec::Emulation;
 use crate::sys::timer;
 use hdrhistogram::Histogram;
@@ -99,6 +101,7 @@ impl PaceModel {
 /// An emulated drive of a run: the one server behind all engines that read from it, and what it measured of itself.
 pub struct PacedDrive {
     model: PaceModel,
+    link: Option<Arc<PacedLink>>,
     server: Mutex<Server>,
     stats: Mutex<Stats>,
 }
@@ -108,6 +111,9 @@ struct Server {
     /// When the first read was submitted: the schedule's zero.
     first_ns: Option<u64>,
     nth: Box<[u32]>,
+    /// Reads whose bytes crossed the link, and those that others' bytes delayed there.
+    crossed: u64,
+    behind_others: u64,
 }
 
 struct Stats {
@@ -125,6 +131,19 @@ pub struct PaceSnapshot {
     pub overruns: u64,
     /// |actual - model| / model duration, in parts per million.
     pub error_ppm: Histogram<u64>,
+    /// What happened on the link that it shares; `None` = it shares none.
+    pub link: Option<LinkUse>,
+}
+
+/// What one drive's reads met on a shared link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkUse {
+    /// The link.
+    pub name: LinkName,
+    /// Reads that crossed it.
+    pub crossed: u64,
+    /// Of these, reads that bytes of other drives delayed.
+    pub behind_others: u64,
 }
 
 impl PaceSnapshot {
@@ -140,16 +159,28 @@ impl PaceSnapshot {
 }
 
 impl PacedDrive {
-    /// The drive called `name`, idle.
+    /// The drive called `name`, idle, with its own way to memory.
     pub fn new(name: &str, emulation: Emulation) -> Result<Arc<Self>, IoSetupError> {
+        Self::on(name, emulation, None)
+    }
+
+    /// The same on a link that other drives may share (`paced_link::paced_drives` makes both).
+    pub fn on(name: &str, emulation: Emulation, link: Option<Arc<PacedLink>>) -> Result<Arc<Self>, IoSetupError> {
         let error_ppm = Histogram::new_with_bounds(1, MAX_ERROR_PPM, 3)
             .map_err(|e| IoSetupError::Option(format!("pacing histogram: {e}")))?;
-        let server = Server { free_ns: 0, first_ns: None, nth: vec![0; NTH_COUNTERS].into_boxed_slice() };
+        let nth = vec![0; NTH_COUNTERS].into_boxed_slice();
+        let server = Server { free_ns: 0, first_ns: None, nth, crossed: 0, behind_others: 0 };
         Ok(Arc::new(Self {
             model: PaceModel::new(name, emulation),
+            link,
             server: Mutex::new(server),
             stats: Mutex::new(Stats { reads: 0, overruns: 0, error_ppm }),
         }))
+    }
+
+    /// The link that it shares.
+    pub fn link(&self) -> Option<&Arc<PacedLink>> {
+        self.link.as_ref()
     }
 
     /// Its arithmetic.
@@ -159,8 +190,12 @@ impl PacedDrive {
 
     /// How well the pace was kept so far.
     pub fn snapshot(&self) -> PaceSnapshot {
+        let link = self.link.as_ref().map(|link| {
+            let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+            LinkUse { name: link.name(), crossed: server.crossed, behind_others: server.behind_others }
+        });
         let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        PaceSnapshot { reads: stats.reads, overruns: stats.overruns, error_ppm: stats.error_ppm.clone() }
+        PaceSnapshot { reads: stats.reads, overruns: stats.overruns, error_ppm: stats.error_ppm.clone(), link }
     }
 
     /// Puts a read into the server's queue. Submissions are served in the order of this call.
@@ -174,7 +209,16 @@ impl PacedDrive {
         server.nth[at] = nth.wrapping_add(1);
         let first = *server.first_ns.get_or_insert(submit_ns);
         let factor = self.model.factor(file, offset, nth);
-        let service = self.model.serve_since(first, server.free_ns, submit_ns, bytes, factor);
+        let mut service = self.model.serve_since(first, server.free_ns, submit_ns, bytes, factor);
+        if let Some(link) = &self.link {
+            let from_ns = service.start_ns.saturating_add(self.model.emulation.per_read_ns);
+            let crossing = link.carry(submit_ns, from_ns, bytes);
+            let late = crossing.done_ns.saturating_sub(service.free_ns);
+            service.free_ns = service.free_ns.saturating_add(late);
+            service.done_ns = service.done_ns.saturating_add(late);
+            server.crossed += 1;
+            server.behind_others += u64::from(crossing.behind_others);
+        }
         server.free_ns = service.free_ns;
         service
     }

@@ -77,6 +77,28 @@ proptest! {
     }
 }
 
+#[test]
+fn two_drives_on_one_link_are_as_fast_as_the_link() {
+    let hub = |rate_bytes_per_s| {
+        let name = crate::drive::emulated_link::LinkName::new("hub").unwrap();
+        Some(crate::drive::emulated_link::EmulatedLink { name, rate_bytes_per_s })
+    };
+    // Eight reads of a megabyte each from two drives of 1 MB a microsecond (1e12 B/s), asked for at once.
+    let last = |link| {
+        let pace = Emulation { link, ..pace(1_000_000_000_000, 5_000, 0, 0.0) };
+        let drives = crate::io::paced_link::paced_drives(&[("a", Some(pace)), ("b", Some(pace))]).unwrap();
+        let done = (0..8).map(|i: u64| drives[i as usize % 2].as_ref().unwrap().admit(0, i, 1_000_000, 100).done_ns);
+        let last = done.max().unwrap() - 100 - 5_000;
+        (last, drives[1].as_ref().unwrap().snapshot().link.map(|l| (l.crossed, l.behind_others)))
+    };
+    assert_eq!(last(None), (4_000, None), "each delivers four");
+    assert_eq!(last(hub(2_000_000_000_000)).0, 4_000, "a link as fast as both delays nobody");
+    assert_eq!(last(hub(1_000_000_000_000)), (8_000, Some((4, 4))), "eight reads after each other");
+    assert_eq!(last(hub(500_000_000_000)).0, 16_000);
+    let late = PacedDrive::new("c", pace(1_000_000_000_000, 0, 0, 0.0)).unwrap();
+    assert_eq!(late.snapshot().link, None);
+}
+
 struct Rig {
     engine: PacedEngine,
     slab: Slab,

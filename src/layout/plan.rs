@@ -26,6 +26,16 @@ pub enum PlanError {
     /// The plan contradicts itself.
     #[error("{0}")]
     Inconsistent(String),
+    /// The drives have too little room for what the policy places.
+    #[error("{reason}")]
+    Room {
+        /// What does not fit where, and what to do.
+        reason: String,
+        /// Bytes that it takes.
+        needs_bytes: u64,
+        /// Bytes that there are.
+        has_bytes: u64,
+    },
     /// The stated cache holds everything that the heat asks for.
     #[error("with the stated cache no barrier of this heat reads anything; any layout is as good as another")]
     NothingRead,
@@ -192,6 +202,30 @@ impl Plan {
         self.drives.iter().position(|d| d.name == name).map(|i| DriveId(i as u8))
     }
 
+    /// The plan without the drives whose place `keep` denies, in the order that they have here; the expert that then has no
+    /// home, if there is one. A striped expert needs every drive that it lies on.
+    pub fn over(&self, keep: &[bool]) -> Result<Self, (LayerId, ExpertId)> {
+        let kept = |d: &DriveId| keep.get(d.index()).copied().unwrap_or(false);
+        let place = |d: &DriveId| DriveId(keep.iter().take(d.index()).filter(|k| **k).count() as u8);
+        let mut plan = self.clone();
+        plan.drives = self.drives.iter().zip(keep).filter(|(_, k)| **k).map(|(d, _)| d.clone()).collect();
+        for (layer, homes) in &mut plan.layers {
+            for (expert, list) in homes.0.iter_mut().enumerate() {
+                let cut = self.stripe(list.len()).is_some() && !list.iter().all(kept);
+                list.retain(kept);
+                list.iter_mut().for_each(|d| *d = place(d));
+                if cut || list.is_empty() {
+                    return Err((*layer, ExpertId(expert as u16)));
+                }
+            }
+        }
+        if plan.drives.len() < self.drives.len() {
+            // It was expected of all drives.
+            plan.predicted = None;
+        }
+        Ok(plan)
+    }
+
     /// Copies beyond the first of every expert, over all drives.
     pub fn replica_count(&self) -> usize {
         self.layers.values().flat_map(|l| &l.0).map(|homes| self.copies(homes).saturating_sub(1)).sum()
@@ -288,6 +322,23 @@ mod tests {
         assert_ne!(p.hash(), moved.hash());
         assert_eq!(p.on_drive(DriveId(0)).count(), 2);
         assert_eq!(p.replica_count(), 1);
+    }
+
+    #[test]
+    fn a_plan_over_fewer_drives_keeps_homes_or_names_who_lost_them() {
+        let p = plan();
+        assert_eq!(p.over(&[true, true]).unwrap().hash(), p.hash());
+        let first = p.over(&[true, false]).unwrap();
+        assert_eq!((first.drives.len(), first.layers[&LayerId(1)].0.clone()), (1, vec![vec![DriveId(0)]; 2]));
+        first.check().unwrap();
+        assert_eq!(p.over(&[false, true]).unwrap_err(), (LayerId(1), ExpertId(0)));
+        let mut both = p.clone();
+        both.layers.get_mut(&LayerId(1)).unwrap().0[0] = vec![DriveId(1)];
+        let second = both.over(&[false, true]).unwrap();
+        assert_eq!(second.layers[&LayerId(1)].0, vec![vec![DriveId(0)]; 2], "ids are those of the new list");
+        let mut cut = p.clone();
+        cut.shape = Shape::Stripe { unit_bytes: UNIT_ALIGN };
+        assert_eq!(cut.over(&[true, false]).unwrap_err(), (LayerId(1), ExpertId(1)), "half of a stripe is no expert");
     }
 
     #[test]

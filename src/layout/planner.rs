@@ -236,11 +236,13 @@ fn room(catalog: &Catalog, set: &DriveSet) -> Result<Vec<usize>, PlanError> {
     let room: Vec<usize> = (0..set.drives.len()).map(|d| set.slots(d, catalog.expert_bytes).min(bank)).collect();
     let total = room.iter().fold(0usize, |sum, r| sum.saturating_add(*r));
     if total < bank {
-        return Err(PlanError::Inconsistent(format!(
+        let bytes = |experts: usize| (experts as u64).saturating_mul(catalog.expert_bytes);
+        let reason = format!(
             "the drives have room for {total} experts of {} bytes, the model has {bank}; add a drive or free {} bytes",
             catalog.expert_bytes,
-            ((bank - total) as u64).saturating_mul(catalog.expert_bytes)
-        )));
+            bytes(bank - total)
+        );
+        return Err(PlanError::Room { reason, needs_bytes: bytes(bank), has_bytes: bytes(total) });
     }
     Ok(room)
 }
@@ -256,12 +258,14 @@ fn extra_copies(catalog: &Catalog, set: &DriveSet, extra: Budget) -> Result<usiz
     let copies = usize::try_from(copies).unwrap_or(usize::MAX).min(bank * (set.drives.len() - 1));
     let most = room.iter().fold(0usize, |sum, r| sum.saturating_add(*r)) - bank;
     if copies > most {
-        return Err(PlanError::Inconsistent(format!(
+        let bytes = |copies: usize| ((bank + copies) as u64).saturating_mul(catalog.expert_bytes);
+        let reason = format!(
             "extra: {copies} copies of {} bytes are asked for, beyond the first copy the {} drives have room for {most}; \
              lower `extra`, or give drives more room",
             catalog.expert_bytes,
             set.drives.len()
-        )));
+        );
+        return Err(PlanError::Room { reason, needs_bytes: bytes(copies), has_bytes: bytes(most) });
     }
     Ok(copies)
 }
@@ -311,11 +315,12 @@ fn check_room(plan: &Plan, set: &DriveSet) -> Result<(), PlanError> {
         let Some(capacity) = set.drives[index].capacity_bytes else { continue };
         let bytes = plan.bytes_on(DriveId(index as u8));
         if bytes > capacity {
-            return Err(PlanError::Inconsistent(format!(
+            let reason = format!(
                 "drive `{}`: {} places {bytes} bytes there, it may hold {capacity}; lower its band or budget, free space, \
                  or use a policy that keeps within capacities (lpt, barrier)",
                 drive.name, plan.planner
-            )));
+            );
+            return Err(PlanError::Room { reason, needs_bytes: bytes, has_bytes: capacity });
         }
     }
     Ok(())

@@ -253,6 +253,30 @@ impl PolicyFile {
     }
 }
 
+impl PolicyFile {
+    /// The part of the policy that is about drives of these names: what it says of others falls away.
+    pub fn over(&self, names: &[&str]) -> Self {
+        let has = |name: &String| names.contains(&name.as_str());
+        let mut out = self.clone();
+        if let Policy::HotReplica { bands } = &mut out.policy {
+            bands.retain(|b| has(&b.drive));
+        }
+        out.drives.retain(|d| has(&d.name));
+        out.uplinks.iter_mut().for_each(|u| u.members.retain(has));
+        out.uplinks.retain(|u| u.members.len() > 1);
+        out
+    }
+
+    /// Every drive that it names, once.
+    pub fn named(&self) -> std::collections::BTreeSet<&str> {
+        let bands: &[Band] = if let Policy::HotReplica { bands } = &self.policy { bands } else { &[] };
+        let on = if let Policy::Single { drive } = &self.policy { drive.as_deref() } else { None };
+        let limits = self.drives.iter().map(|d| d.name.as_str());
+        let members = self.uplinks.iter().flat_map(|u| &u.members).map(String::as_str);
+        bands.iter().map(|b| b.drive.as_str()).chain(on).chain(limits).chain(members).collect()
+    }
+}
+
 /// `25%` of the bank, or bytes.
 pub fn budget(text: &str) -> Result<Budget, String> {
     if text.trim_end().ends_with('%') {
@@ -376,6 +400,19 @@ mod tests {
         ];
         assert_eq!(record.policy, Policy::HotReplica { bands });
         assert_eq!(record.drives[0].rate_bytes_per_s, Some(13_550_000_000));
+    }
+
+    #[test]
+    fn over_fewer_drives_a_policy_keeps_what_is_about_them() {
+        let record = PolicyFile::parse(include_str!("../../layouts/k3-record.toml")).unwrap();
+        assert!(record.named().contains("Yellow") && record.named().contains("internal"));
+        let two = record.over(&["internal", "Green"]);
+        assert_eq!(two.named(), ["Green", "internal"].into());
+        let Policy::HotReplica { bands } = &two.policy else { panic!() };
+        assert_eq!(bands.len(), 2);
+        let all: Vec<&str> = record.named().into_iter().collect();
+        assert_eq!(record.over(&all), record);
+        assert_eq!(record.over(&["Green"]).uplinks, [], "one drive shares nothing");
     }
 
     #[test]

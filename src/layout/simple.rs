@@ -103,10 +103,13 @@ pub(super) fn bands(
     }
     let homeless = homes.iter().flatten().filter(|h| h.is_empty()).count();
     if homeless > 0 {
-        return Err(PlanError::Inconsistent(format!(
+        let bytes = |experts: usize| (experts as u64).saturating_mul(catalog.expert_bytes);
+        let reason = format!(
             "the bands leave {homeless} of {} experts without a home; let one of them hold experts = \"all\"",
             order.len()
-        )));
+        );
+        let (needs_bytes, has_bytes) = (bytes(order.len()), bytes(order.len() - homeless));
+        return Err(PlanError::Room { reason, needs_bytes, has_bytes });
     }
     Ok(homes.into_iter().map(LayerHomes).collect())
 }

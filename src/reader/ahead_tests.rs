@@ -142,6 +142,7 @@ fn an_adopted_read_that_fails_falls_back_to_another_copy() {
         jitter: 0.0,
         seed: 0,
         schedule: RateSchedule::NONE,
+        link: None,
     });
     let mut reader = ExpertReader::open(&plan, &slow, &options, Clock::start()).unwrap();
     let pack = crate::store::manifest::drive_folder(&plan.drives[0].path, super::tests::MODEL);
@@ -194,6 +195,7 @@ fn paced(rate_bytes_per_s: u64) -> Option<Emulation> {
         jitter: 0.0,
         seed: 1,
         schedule: RateSchedule::NONE,
+        link: None,
     })
 }
 
@@ -325,6 +327,42 @@ fn two_pools_are_two_engines_of_their_own_depth_over_one_emulated_drive() {
     let pace = drive.pace.as_ref().unwrap();
     let prefetched = drive.prefetch.useful.reads + drive.prefetch.late.reads + drive.prefetch.wasted.reads;
     assert!(pace.reads >= drive.engine.completed.max(prefetched), "both pools are served by the one drive");
+}
+
+#[test]
+fn in_demands_pool_guesses_are_some_of_its_reads() {
+    let dir = folder();
+    let plan = stage(dir.path(), 1, |_| vec![0]);
+    let options = ReaderOptions { queue_depth: 3, prefetch_pool: PrefetchPool::Shared, ..told(2) };
+    let mut mounts = mounts_of(&plan, None).unwrap();
+    mounts[0].emulate = paced(2_000_000);
+    let mut reader = ExpertReader::open(&plan, &mounts, &options, Clock::start()).unwrap();
+    reader.hint(&pass(0), LAYERS[1], &guesses(&[0, 1, 2, 3, 4]));
+    take(&mut reader, 0, LAYERS[0], &[0, 1, 2, 3]);
+    take(&mut reader, 0, LAYERS[1], &[0, 1, 2, 3, 4, 5, 6, 7]);
+    let (seen, ..) = settle(reader, 0);
+    let (drive, p) = (&seen.drives[0], &seen.prefetch);
+    assert_eq!((drive.engine.max_in_flight, drive.prefetch_engine), (3, None));
+    assert!(p.in_demands_pool >= 5 && p.in_own_pool == 0, "{p:?}");
+    assert_eq!(drive.prefetch.issued.reads, p.in_demands_pool);
+    assert!(p.demand_behind > 0 && drive.prefetch.withdrawn.reads > 0, "{p:?}");
+}
+
+#[test]
+fn guesses_can_have_a_dispatch_of_their_own() {
+    let dir = folder();
+    let plan = stage(dir.path(), 2, |_| vec![1, 0]);
+    for (own, drives) in [(Some(DispatchPolicy::FirstHit), [0, 4]), (Some(DispatchPolicy::RoundRobin), [2, 2])] {
+        let mut reader = open(&plan, &ReaderOptions { prefetch_dispatch: own, ..told(1) }).unwrap();
+        reader.hint(&pass(0), LAYERS[0], &guesses(&[0, 1, 2, 3]));
+        until(&mut reader, |r| completed(r) == 4);
+        take(&mut reader, 0, LAYERS[0], &[0, 1, 2, 3]);
+        let (seen, ..) = settle(reader, 0);
+        assert_eq!([0, 1].map(|d: usize| seen.drives[d].prefetch.issued.reads), drives, "{own:?}");
+        let p = &seen.prefetch;
+        assert_eq!((p.decisions_by_policy[own.unwrap() as usize], p.decisions_with_choice), (4, 4));
+        assert_eq!(p.decisions_not_primary, drives[0]);
+    }
 }
 
 #[test]

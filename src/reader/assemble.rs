@@ -10,7 +10,7 @@ use super::governor::Governor;
 use super::heat_file;
 use super::jobs::{AheadLane, Lane};
 use super::open::{OpenedDrive, open_drive};
-use super::options::{PrefetchPolicy, ReaderError, ReaderOptions};
+use super::options::{PrefetchPolicy, PrefetchPool, ReaderError, ReaderOptions};
 use super::predict::{Predictor, table_file};
 use super::rates::{InFlight, KnownRate, RateEstimator};
 use super::resident::Resident;
@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::drive::spec::{DriveSpec, Emulation, RateSchedule};
 use crate::ids::{DriveId, LayerId};
 use crate::io::paced::PacedDrive;
+use crate::io::paced_link::paced_drives;
 use crate::io::{IoEngine, IoSetupError, Signal};
 use crate::knob::{self, Knob};
 use crate::layout::plan::{MAX_DRIVES, Plan};
@@ -42,14 +43,12 @@ impl ExpertReader {
         }
         let drives = mounts.iter().enumerate().map(|(id, mount)| open_drive(plan, DriveId(id as u8), mount, options));
         let drives = drives.collect::<Result<Vec<_>, _>>()?;
-        let mut paces = Vec::with_capacity(count);
-        for mount in mounts {
-            let mut emulation = mount.emulate.filter(|_| !knob::skipped(Knob::Pace));
-            if knob::forced(Knob::Pace) && emulation.is_none() {
-                emulation = Some(LYING_PACE);
-            }
-            paces.push(emulation.map(|e| PacedDrive::new(&mount.name, e)).transpose()?);
-        }
+        let pace = |mount: &DriveSpec| match mount.emulate.filter(|_| !knob::skipped(Knob::Pace)) {
+            None if knob::forced(Knob::Pace) => Some(LYING_PACE),
+            asked => asked,
+        };
+        let asked: Vec<(&str, Option<Emulation>)> = mounts.iter().map(|m| (m.name.as_str(), pace(m))).collect();
+        let paces = paced_drives(&asked)?;
         Self::assemble(plan, drives, paces, options, clock, |spec| make_engine(options, clock, spec))
     }
 
@@ -74,6 +73,9 @@ impl ExpertReader {
         let places = places(plan, drives.len());
         let requests = slots.saturating_mul(places as u32);
         let jobs = requests.saturating_add(budget.ahead);
+        let shared = (options.prefetch_pool == PrefetchPool::Shared && !knob::skipped(Knob::PrefetchPool))
+            || knob::forced(Knob::PrefetchPool);
+        let own_pool = prefetches(options) && !shared;
         let more = |depth: u32, knob| if knob::skipped(knob) { depth + 2 } else { depth };
         let depth = more(options.queue_depth, Knob::QueueDepth);
         let ahead_depth = more(options.prefetch_queue_depth, Knob::PrefetchQueueDepth);
@@ -82,7 +84,7 @@ impl ExpertReader {
         for (id, (mut opened, pace)) in drives.into_iter().zip(paces).enumerate() {
             let read_bytes = read_bytes(plan, &opened)?;
             let files = std::mem::take(&mut opened.files);
-            let again = prefetches(options).then(|| files.iter().map(std::fs::File::try_clone).collect());
+            let again = own_pool.then(|| files.iter().map(std::fs::File::try_clone).collect());
             let again: Option<Vec<_>> = again
                 .transpose()
                 .map_err(|e: std::io::Error| ReaderError::Option(format!("drive `{}`: {e}", opened.name)))?;
@@ -90,14 +92,14 @@ impl ExpertReader {
                 let (slab, pace, signal) = (&slab, pace.clone(), Arc::clone(&signal));
                 EngineSpec { files, slab, depth, requests, pace, signal }
             };
-            let engine = make_engine(spec(files, depth, requests))?;
+            let engine = make_engine(spec(files, depth, if shared { jobs } else { requests }))?;
             let ahead = again.map(|files| make_engine(spec(files, ahead_depth, budget.ahead.max(1)))).transpose()?;
-            let ahead = ahead.map(|engine| {
-                let batch = Vec::with_capacity(budget.ahead as usize);
+            let ahead = prefetches(options).then(|| {
+                let (engine, batch) = (ahead, Vec::with_capacity(budget.ahead as usize));
                 AheadLane { engine, batch, out: 0 }
             });
             counted.push(DriveCounters::new(&opened.name, engine.capabilities(), opened.alignment)?);
-            let prefetch_engine = ahead.as_ref().map(|a| a.engine.counters());
+            let prefetch_engine = ahead.as_ref().and_then(|a| a.engine.as_ref()).map(|e| e.counters());
             live.push(LiveDrive { engine: engine.counters(), prefetch_engine, pace });
             traced.push(TraceDrive {
                 id: DriveId(id as u8),
@@ -199,6 +201,7 @@ const LYING_PACE: Emulation = Emulation {
     jitter: 0.0,
     seed: 0,
     schedule: RateSchedule::NONE,
+    link: None,
 };
 
 /// What makes the reader's own guesses, where the policy has any.

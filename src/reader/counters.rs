@@ -34,7 +34,7 @@ impl ReadSum {
 /// What became of the prefetch reads of one drive: `issued` is the sum of the others once all have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrivePrefetch {
-    /// Handed to the prefetch engine; a read that was withdrawn and handed over again counts twice.
+    /// Handed to whichever engine prefetch has; a read that was withdrawn and handed over again counts twice.
     pub issued: ReadSum,
     /// Of these, taken back before they had been started, because demand came.
     pub withdrawn: ReadSum,
@@ -81,6 +81,16 @@ pub struct PrefetchCounters {
     pub held_back: u64,
     /// Demand reads put on a drive that was busy with prefetch.
     pub demand_behind: u64,
+    /// Reads that went into a pool of prefetch's own, and into demand's.
+    pub in_own_pool: u64,
+    /// See `in_own_pool`.
+    pub in_demands_pool: u64,
+    /// Reads by the policy that chose the copy, in the order of [`DispatchPolicy::ALL`].
+    pub decisions_by_policy: [u64; DispatchPolicy::ALL.len()],
+    /// Of these, reads of an expert with two or more homes.
+    pub decisions_with_choice: u64,
+    /// Of these, reads of another copy than the primary.
+    pub decisions_not_primary: u64,
     /// Guesses that were not demanded.
     pub losers: u64,
     /// Guesses taken back by whoever made them.
@@ -155,7 +165,7 @@ pub struct DriveCounters {
     pub engine: EngineSnapshot,
     /// What became of its prefetch reads.
     pub prefetch: DrivePrefetch,
-    /// The prefetch engine's own counters; `None` = it has none.
+    /// The prefetch engine's own counters; `None` = there is none of its own.
     pub prefetch_engine: Option<EngineSnapshot>,
     /// What the engine is.
     pub capabilities: Capabilities,
@@ -330,6 +340,15 @@ impl ReaderCounters {
     }
 }
 
+/// Bytes that came from drives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivered {
+    /// Expert bytes that were asked for.
+    pub payload_bytes: u64,
+    /// Bytes of prefetch reads for nothing.
+    pub wasted_bytes: u64,
+}
+
 impl ReaderHandle {
     /// The counters now.
     pub fn counters(&self) -> ReaderCounters {
@@ -340,6 +359,13 @@ impl ReaderHandle {
             drive.pace = live.pace.as_ref().map(|p| p.snapshot());
         }
         counters
+    }
+
+    /// Bytes from all drives so far: payload that was delivered, and prefetch reads that were for nothing. Allocates nothing.
+    pub fn delivered(&self) -> Delivered {
+        let ledger = self.lock();
+        let sum = |value: fn(&DriveCounters) -> u64| ledger.counters.drives.iter().map(value).sum();
+        Delivered { payload_bytes: sum(|d| d.payload_bytes), wasted_bytes: sum(|d| d.prefetch.wasted.bytes) }
     }
 
     /// The trace so far, leaving an empty one of the same capacity; `None` when neither reads nor barriers are kept.

@@ -23,8 +23,8 @@ impl ExpertReader {
         for drive in 0..self.lanes.len() {
             let lane = &mut self.lanes[drive];
             lane.engine.reap(0, now, &mut finished);
-            if let Some(ahead) = &mut lane.ahead {
-                ahead.engine.reap(0, now, &mut finished);
+            if let Some(own) = lane.ahead.as_mut().and_then(|a| a.engine.as_mut()) {
+                own.reap(0, now, &mut finished);
             }
             for completion in finished.drain(..) {
                 let settled = self.settle(drive, completion);

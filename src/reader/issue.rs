@@ -9,7 +9,7 @@ use super::tally::Opened;
 use crate::ids::DriveId;
 use crate::io::{ReadRequest, Slot};
 use crate::knob::{self, Knob};
-use crate::source::SourceError;
+use crate::source::{Phase, SourceError};
 use crate::trace::events::{Outcome, Purpose, ReadEvent, ReadResult};
 
 /// One read about to be issued.
@@ -51,10 +51,15 @@ impl ExpertReader {
         Ok(())
     }
 
-    /// Hands what is ready to the engines.
+    /// Hands what is ready to the engines. A prompt asks for a good part of a layer's file: its reads go out in the order in
+    /// which they lie there. Of the few reads of a decoding barrier, dispatch has chosen the order.
     pub(super) fn submit(&mut self) {
+        let by_offset = self.open.is_some_and(|o| o.step.phase == Phase::Prefill);
         for lane in &mut self.lanes {
             if !lane.batch.is_empty() {
+                if by_offset {
+                    lane.batch.sort_unstable_by_key(|r| (r.offset, r.tag));
+                }
                 lane.engine.submit(&mut lane.batch);
             }
         }

@@ -17,13 +17,14 @@ pub(super) struct Lane {
     pub(super) read_bytes: u32,
     /// Demanded reads that have not ended, adopted ones included.
     pub(super) demand_out: u32,
-    /// Carries out prefetch, beside demand.
+    /// What prefetch has here.
     pub(super) ahead: Option<AheadLane>,
 }
 
-/// The second pool of a drive.
+/// Prefetch on a drive.
 pub(super) struct AheadLane {
-    pub(super) engine: Box<dyn IoEngine>,
+    /// Its own pool; `None` = demand's.
+    pub(super) engine: Option<Box<dyn IoEngine>>,
     pub(super) batch: Vec<ReadRequest>,
     /// Its reads that have not ended and that no barrier has demanded.
     pub(super) out: u32,
@@ -32,10 +33,16 @@ pub(super) struct AheadLane {
 impl Lane {
     /// Gives up a read in the pool that it was issued to.
     pub(super) fn cancel(&mut self, purpose: Purpose, tag: u64) {
-        match (&mut self.ahead, purpose) {
-            (Some(ahead), Purpose::Prefetch) => ahead.engine.cancel(tag),
+        match purpose {
+            Purpose::Prefetch => self.ahead_engine().cancel(tag),
             _ => self.engine.cancel(tag),
         };
+    }
+
+    /// Whatever carries out prefetch.
+    pub(super) fn ahead_engine(&mut self) -> &mut dyn IoEngine {
+        let own = self.ahead.as_mut().and_then(|a| a.engine.as_mut());
+        own.unwrap_or(&mut self.engine).as_mut()
     }
 }
 

@@ -31,12 +31,12 @@ mod tally;
 
 pub use cache::CachePolicy;
 pub use counters::{
-    CacheCounters, DriveCounters, DrivePrefetch, PrefetchCounters, ReadSum, ReaderCounters, ReaderHandle,
+    CacheCounters, Delivered, DriveCounters, DrivePrefetch, PrefetchCounters, ReadSum, ReaderCounters, ReaderHandle,
 };
 pub use dispatch::DispatchPolicy;
 pub use expert_reader::ExpertReader;
 pub use open::{OpenedDrive, mounts_of, open_drive};
-pub use options::{PrefetchPolicy, ReaderError, ReaderOptions};
+pub use options::{PrefetchPolicy, PrefetchPool, ReaderError, ReaderOptions};
 pub use rates::KnownRate;
 
 #[cfg(test)]

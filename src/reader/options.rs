@@ -52,6 +52,27 @@ impl PrefetchPolicy {
     }
 }
 
+/// Where reads of guesses wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrefetchPool {
+    /// In a pool of their own, whose reads go on beside those of demand.
+    #[default]
+    Own,
+    /// In demand's: prefetch and demand together have `queue_depth` reads at once on a drive.
+    Shared,
+}
+
+impl PrefetchPool {
+    /// Its name in options and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Shared => "shared",
+        }
+    }
+}
+
 /// Options of an [`super::ExpertReader`]. Every field has an effect that [`super::ReaderCounters`] shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -87,6 +108,10 @@ pub struct ReaderOptions {
     pub prefetch_experts: u32,
     /// Prefetch reads at once for each drive, beside those of demand.
     pub prefetch_queue_depth: u32,
+    /// Whether these reads have a pool of their own, or are some of `queue_depth`.
+    pub prefetch_pool: PrefetchPool,
+    /// Which copies of guessed experts are read; `None` = by `dispatch`. They are read whole.
+    pub prefetch_dispatch: Option<DispatchPolicy>,
     /// Turn prefetch down while it costs more than it brings.
     pub prefetch_governor: bool,
     /// The table of the Markov policy.
@@ -127,6 +152,8 @@ impl Default for ReaderOptions {
             prefetch_depth: 1,
             prefetch_experts: 0,
             prefetch_queue_depth: 4,
+            prefetch_pool: PrefetchPool::Own,
+            prefetch_dispatch: None,
             prefetch_governor: true,
             prefetch_table: None,
             cache_bytes: 0,
@@ -201,6 +228,11 @@ impl ReaderOptions {
         if !(1..=MAX_QUEUE_DEPTH).contains(&self.prefetch_queue_depth) {
             let seen = self.prefetch_queue_depth;
             return no(format!("prefetch queue depth {seen} is not within 1 to {MAX_QUEUE_DEPTH}"));
+        }
+        if self.prefetch_dispatch == Some(DispatchPolicy::Split) {
+            return no("prefetch dispatch `split`: guesses are read whole, so that it would do what expected-completion does; \
+                       give that"
+                .into());
         }
         match (self.prefetch, &self.prefetch_table) {
             (PrefetchPolicy::Markov, None) => {
@@ -298,6 +330,7 @@ mod tests {
         };
         assert!(refused(|o| o.prefetch_depth = 0).contains("depth 0"));
         assert!(refused(|o| o.prefetch_queue_depth = 0).contains("queue depth 0"));
+        assert!(refused(|o| o.prefetch_dispatch = Some(DispatchPolicy::Split)).contains("expected-completion"));
         assert!(refused(|o| o.prefetch = PrefetchPolicy::Markov).contains("--prefetch-table"));
         assert!(refused(|o| o.prefetch_table = Some("t".into())).contains("markov"));
         assert!(refused(|o| (o.cache_policy, o.cache_bytes) = (CachePolicy::Pinned, 9)).contains("--cache-heat"));

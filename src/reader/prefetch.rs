@@ -1,4 +1,4 @@
-//! Reading ahead: guesses become reads in a pool of their own, and give way to demand. The part of [`ExpertReader`] that
+//! Reading ahead: guesses become reads, in a pool of their own or in demand's, and give way to demand. The part of [`ExpertReader`] that
 //! is never entered while there is no prefetch.
 //!
 //! **Demand overtakes.** When a barrier opens, prefetch reads that no drive has begun are taken back; while a drive has
@@ -14,14 +14,14 @@
 
 use super::ahead::{Ahead, Landed, Now, State};
 use super::counters::PrefetchCounters;
-use super::dispatch::Shape;
+use super::dispatch::{DispatchPolicy, Piece, Shape};
 use super::expert_reader::ExpertReader;
 use super::faults::Failure;
 use super::jobs::Job;
 use super::options::PrefetchPolicy;
 use super::rates::fill_loads;
 use super::tally::Opened;
-use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::ids::{ExpertId, LayerId};
 use crate::io::{ReadRequest, Slot};
 use crate::knob::{self, Knob};
 use crate::source::{Guess, Phase};
@@ -150,11 +150,11 @@ impl ExpertReader {
     fn withdraw(&mut self, tag: u32) -> bool {
         let Some(job) = self.jobs[tag as usize].as_mut().filter(|j| !j.withdrawn) else { return false };
         let drive = job.event.drive.index();
-        let Some(lane) = &mut self.lanes[drive].ahead else { return false };
-        if !lane.engine.withdraw(u64::from(tag)) {
+        let lane = &mut self.lanes[drive];
+        if lane.ahead.is_none() || !lane.ahead_engine().withdraw(u64::from(tag)) {
             return false;
         }
-        lane.out -= 1;
+        lane.ahead.iter_mut().for_each(|a| a.out -= 1);
         job.withdrawn = true;
         self.in_flight.sub(drive, job.event.bytes);
         self.rates[drive].taken_back();
@@ -230,8 +230,16 @@ impl ExpertReader {
     pub(super) fn issue_ahead(&mut self) {
         let Some(()) = self.with_ahead(Self::issue_guesses) else { return };
         for drive in 0..self.lanes.len() {
-            let Some(lane) = self.lanes[drive].ahead.as_mut().filter(|l| !l.batch.is_empty()) else { continue };
-            lane.engine.submit(&mut lane.batch);
+            let lane = &mut self.lanes[drive];
+            let Some(ahead) = lane.ahead.as_mut().filter(|a| !a.batch.is_empty()) else { continue };
+            let (own, shared) = match &mut ahead.engine {
+                Some(own) => (own.submit(&mut ahead.batch), 0),
+                None => (0, lane.engine.submit(&mut ahead.batch)),
+            };
+            self.seen(|c| {
+                c.in_own_pool += own as u64;
+                c.in_demands_pool += shared as u64;
+            });
             // An engine that could take no more: as if it had not been asked.
             while let Some(request) = self.lanes[drive].ahead.as_mut().and_then(|l| l.batch.pop()) {
                 let Some(job) = self.jobs[request.tag as usize].take() else { continue };
@@ -271,7 +279,8 @@ impl ExpertReader {
             let mut dispatcher = std::mem::take(&mut self.dispatcher);
             let plan = &self.plan;
             let homes = |ask: usize| ahead.get(chosen[ask]).and_then(|f| plan.homes(f.layer, f.expert)).unwrap_or(&[]);
-            let pieces = dispatcher.decide(self.policy(), false, chosen.len(), homes, shape, &self.loads);
+            let policy = self.prefetch_policy();
+            let pieces = dispatcher.decide(policy, false, chosen.len(), homes, shape, &self.loads);
             for piece in pieces {
                 let id = chosen[piece.ask as usize];
                 if self.lanes[piece.drive.index()].demand_out > 0 {
@@ -280,7 +289,7 @@ impl ExpertReader {
                     continue;
                 }
                 let Some(slot) = self.slab.take() else { break };
-                self.place_guess(ahead, id, usize::from(piece.home), piece.drive, slot);
+                self.place_guess(ahead, id, (piece, policy), slot);
             }
             self.dispatcher = dispatcher;
         }
@@ -291,11 +300,22 @@ impl ExpertReader {
         });
     }
 
-    /// Puts the read of a guess into the batch of its drive's second pool.
-    fn place_guess(&mut self, ahead: &mut Ahead, id: u32, home: usize, drive: DriveId, slot: Slot) {
+    /// The policy by which copies of guessed experts are chosen.
+    fn prefetch_policy(&self) -> DispatchPolicy {
+        match self.options.prefetch_dispatch {
+            None if knob::forced(Knob::PrefetchDispatch) => DispatchPolicy::RoundRobin,
+            Some(own) if !knob::skipped(Knob::PrefetchDispatch) => own,
+            _ => self.policy(),
+        }
+    }
+
+    /// Puts the read of a guess, and where `policy` has it read, into the batch of its drive's prefetch.
+    fn place_guess(&mut self, ahead: &mut Ahead, id: u32, (piece, policy): (&Piece, DispatchPolicy), slot: Slot) {
+        let (home, drive) = (usize::from(piece.home), piece.drive);
         let part = self.whole();
         let Some(forecast) = ahead.get_mut(id) else { return };
         let (step, layer, expert) = (forecast.step, forecast.layer, forecast.expert);
+        let homes = self.plan.homes(layer, expert).map_or(0, <[_]>::len);
         let lane = &mut self.lanes[drive.index()];
         let (Some(located), Some(pool)) = (lane.opened.locate(layer, expert), &mut lane.ahead) else { return };
         let Some(tag) = self.free_jobs.pop() else { return };
@@ -347,7 +367,11 @@ impl ExpertReader {
         });
         pool.batch.push(request);
         pool.out += 1;
-        self.handle.lock().counters.drives[drive.index()].prefetch.issued.add(bytes);
+        let counters = &mut self.handle.lock().counters;
+        counters.drives[drive.index()].prefetch.issued.add(bytes);
+        counters.prefetch.decisions_by_policy[policy as usize] += 1;
+        counters.prefetch.decisions_with_choice += u64::from(homes > 1);
+        counters.prefetch.decisions_not_primary += u64::from(home != 0);
     }
 
     /// The run is over: what nobody has demanded was for nothing.

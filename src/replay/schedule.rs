@@ -6,7 +6,7 @@ use super::import::UNKNOWN_ID;
 use super::join::Joiner;
 use crate::ids::{ExpertId, LayerId};
 use crate::layout::plan::Plan;
-use crate::source::StepInfo;
+use crate::source::{Phase, StepInfo};
 use crate::trace::events::{BarrierRecord, Purpose, ReadEvent, ReadResult};
 use crate::trace::log::{TraceError, TraceHeader};
 use crate::trace::parquet::schema;
@@ -33,6 +33,8 @@ pub struct Demand {
     pub wait_ns: u64,
     /// From its last arrival to the opening of the next one, as recorded; 0 for the last.
     pub gap_ns: u64,
+    /// Payload bytes that the recorded run read for it.
+    pub bytes: u64,
 }
 
 /// The barriers of a trace.
@@ -84,7 +86,8 @@ impl Schedule {
             out.recorded_bytes = out.recorded_bytes.saturating_add(record.bytes);
             let step = StepInfo { step: record.step, phase: record.phase, pos: record.pos, rows: record.rows };
             let (barrier, layer, experts) = (record.barrier, record.layer, from..out.experts.len());
-            out.barriers.push(Demand { barrier, step, layer, experts, wait_ns, gap_ns: 0 });
+            let bytes = record.bytes;
+            out.barriers.push(Demand { barrier, step, layer, experts, wait_ns, gap_ns: 0, bytes });
         }
         out.skipped.merge(&joiner.skipped());
         if out.experts.is_empty() {
@@ -96,6 +99,18 @@ impl Schedule {
             out.assumptions.push(format!("{} rows with faults were left out", out.skipped.rows));
         }
         Ok(out)
+    }
+
+    /// Only the barriers of passes that extend the text.
+    pub fn extending(self) -> Self {
+        let mut out = Self { assumptions: self.assumptions, skipped: self.skipped, ..Self::default() };
+        for demand in self.barriers.into_iter().filter(|d| d.step.phase != Phase::Prefill) {
+            let from = out.experts.len();
+            out.experts.extend_from_slice(&self.experts[demand.experts]);
+            out.recorded_bytes = out.recorded_bytes.saturating_add(demand.bytes);
+            out.barriers.push(Demand { experts: from..out.experts.len(), ..demand });
+        }
+        out
     }
 
     /// An error that names the first barrier whose expert `plan` does not have.

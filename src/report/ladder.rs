@@ -1,7 +1,8 @@
 //! The ladder: decode speed with one, two, three … drives, and how much of the time still goes into waiting.
 //!
-//! Bars start at zero, whiskers are the slowest and the fastest run, and the dashed line is what the first rung
-//! promises if every drive added as much. Takes medians; computes nothing but shares of the last rung.
+//! Bars start at zero, whiskers are what the caller says they are, and the dashed line is what the first rung promises if every
+//! drive added as much. Below, where it was read: the gain of the I/O alone, beside its simulation. Takes medians; computes
+//! nothing but shares of the last rung.
 
 use super::plot::Figure;
 use super::scene::{Anchor, Scene};
@@ -10,6 +11,15 @@ use super::{ReportError, axis, finite, font, units};
 
 /// Rungs that fit beside each other with their labels.
 pub const MAX_RUNGS: usize = 12;
+
+/// How many times as fast as the first rung a rung's I/O alone is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct IoPoint {
+    /// As it was read.
+    pub gain: f64,
+    /// As it was simulated, if it was.
+    pub simulated: Option<f64>,
+}
 
 /// One rung.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,14 +30,16 @@ pub struct RungPoint {
     pub drives: u32,
     /// Median decode tokens per second over the runs.
     pub tok_s_median: f64,
-    /// Slowest run.
+    /// Lower end of its whisker.
     pub tok_s_low: f64,
-    /// Fastest run.
+    /// Upper end.
     pub tok_s_high: f64,
     /// Share of decode time in which compute waited for drives, 0 to 1.
     pub io_wait_share: f64,
     /// What linear scaling from the first rung would give; `None` leaves the line out.
     pub ideal_tok_s: Option<f64>,
+    /// Its I/O alone; where no rung has any, there is no such panel.
+    pub io: Option<IoPoint>,
 }
 
 /// The ladder figure.
@@ -39,6 +51,8 @@ pub struct LadderFigure {
     pub subtitle: String,
     /// Whether any drive was emulated: the subtitle says so.
     pub emulated: bool,
+    /// What whiskers are, e.g. "slowest and fastest run".
+    pub whiskers: String,
     /// In ladder order; "of the last rung" refers to the last one.
     pub rungs: Vec<RungPoint>,
     /// How the rate is computed, runs per rung, sources. Written under the picture.
@@ -68,6 +82,8 @@ impl Figure for LadderFigure {
         let columns = Columns { left, slot, bar: (slot * share).min(104.0) };
         let y = self.speed_panel(&mut scene, &columns, y + 6.0)?;
         let y = self.wait_panel(&mut scene, &columns, y + 22.0)?;
+        let y =
+            if self.rungs.iter().any(|r| r.io.is_some()) { self.io_panel(&mut scene, &columns, y + 22.0)? } else { y };
         let y = self.labels(&mut scene, &columns, y)?;
         theme::finish(scene, y, &self.note)
     }
@@ -91,9 +107,13 @@ impl LadderFigure {
             if let Some(ideal) = rung.ideal_tok_s {
                 finite(title, &format!("{name}: ideal_tok_s"), ideal)?;
             }
+            if let Some(io) = rung.io {
+                finite(title, &format!("{name}: io.gain"), io.gain)?;
+                finite(title, &format!("{name}: io.simulated"), io.simulated.unwrap_or(0.0))?;
+            }
             if !(rung.tok_s_low <= rung.tok_s_median && rung.tok_s_median <= rung.tok_s_high) {
                 let why = format!(
-                    "{name}: slowest {}, median {}, fastest {} tok/s are not in this order",
+                    "{name}: low end {}, median {}, high end {} tok/s are not in this order",
                     rung.tok_s_low, rung.tok_s_median, rung.tok_s_high
                 );
                 return Err(ReportError::data(title, why));
@@ -109,12 +129,16 @@ impl LadderFigure {
     /// Bars, whiskers, values and the line of linear scaling. Returns the y of the zero line.
     fn speed_panel(&self, scene: &mut Scene, columns: &Columns, top: f64) -> Result<f64, ReportError> {
         const PANEL_PX: f64 = 250.0;
-        let caption = if self.rungs.len() > 1 {
-            "decode tokens per second · whiskers: slowest and fastest run · per cent: share of the last rung"
-        } else {
-            "decode tokens per second · whiskers: slowest and fastest run"
-        };
-        scene.text((MARGIN_PX, top + 12.0), Anchor::Start, caption, theme::muted(11.5))?;
+        let of_last = if self.rungs.len() > 1 { " · per cent: share of the last rung" } else { "" };
+        let caption = format!("decode tokens per second · whiskers: {}{of_last}", self.whiskers);
+        let caption = caption.as_str();
+        scene.text_within(
+            (MARGIN_PX, top + 12.0),
+            Anchor::Start,
+            caption,
+            theme::muted(11.5),
+            WIDTH_PX - 2.0 * MARGIN_PX,
+        )?;
         let panel_top = top + 38.0;
         let zero = panel_top + PANEL_PX;
 
@@ -233,6 +257,33 @@ impl LadderFigure {
         Ok(zero)
     }
 
+    /// Gain of the I/O alone, from zero, with a line where the simulation sees it.
+    fn io_panel(&self, scene: &mut Scene, columns: &Columns, top: f64) -> Result<f64, ReportError> {
+        const PANEL_PX: f64 = 56.0;
+        let simulated = self.rungs.iter().any(|r| r.io.is_some_and(|io| io.simulated.is_some()));
+        let line = if simulated { " · line and number in brackets: simulated" } else { "" };
+        let caption = format!("gain of the I/O alone: the same barriers, read without compute{line}");
+        scene.text((MARGIN_PX, top + 10.0), Anchor::Start, &caption, theme::muted(11.5))?;
+        let (panel_top, all) = (top + 40.0, || self.rungs.iter().filter_map(|r| r.io));
+        let zero = panel_top + PANEL_PX;
+        let most = all().map(|io| io.gain.max(io.simulated.unwrap_or(0.0))).fold(0.0, f64::max);
+        let y_of = |gain: f64| zero - if most > 0.0 { gain / most * PANEL_PX } else { 0.0 };
+        for (index, io) in self.rungs.iter().enumerate().filter_map(|(i, r)| Some((i, r.io?))) {
+            let (x, half) = (columns.centre(index), columns.bar / 2.0);
+            scene.rect((x - half, y_of(io.gain)), (columns.bar, zero - y_of(io.gain)), theme::AXIS);
+            let mut label = format!("{:.2}x", io.gain);
+            if let Some(simulated) = io.simulated {
+                scene.hline((x - half - 7.0, x + half + 7.0), y_of(simulated), 2.0, theme::INK);
+                label = format!("{label} ({simulated:.2}x)");
+            }
+            let above = y_of(io.gain.max(io.simulated.unwrap_or(0.0))) - 6.0;
+            scene.text_within((x, above), Anchor::Middle, &label, theme::strong(11.5), columns.slot - 4.0)?;
+        }
+        let right = columns.left + columns.slot * self.rungs.len() as f64;
+        scene.hline((columns.left, right), zero, 1.5, theme::AXIS);
+        Ok(zero)
+    }
+
     fn labels(&self, scene: &mut Scene, columns: &Columns, top: f64) -> Result<f64, ReportError> {
         let mut bottom = top + 20.0;
         for (index, rung) in self.rungs.iter().enumerate() {
@@ -267,11 +318,13 @@ mod tests {
             tok_s_high: m * 1.02,
             io_wait_share: 0.88 - 0.07 * i as f64,
             ideal_tok_s: Some(medians[0] * (i + 1) as f64),
+            io: None,
         };
         LadderFigure {
             title: "Decode speed with one to four drives".into(),
             subtitle: "argo-mini, barrier layout".into(),
             emulated: true,
+            whiskers: "slowest and fastest run".into(),
             rungs: medians.iter().enumerate().map(rung).collect(),
             note: "Median of 5 runs.".into(),
         }
@@ -286,6 +339,21 @@ mod tests {
             assert!(texts.contains(&wanted), "{wanted} is missing from {texts:?}");
         }
         assert!(texts.contains(&"emulated drives · argo-mini, barrier layout"));
+    }
+
+    #[test]
+    fn the_gain_of_the_io_alone_stands_beside_its_simulation() {
+        let mut figure = figure(&[10.0, 20.0]);
+        let lines = |f: &LadderFigure| f.scene().unwrap().shapes.len();
+        let without = lines(&figure);
+        figure.rungs[0].io = Some(IoPoint { gain: 1.0, simulated: Some(1.0) });
+        figure.rungs[1].io = Some(IoPoint { gain: 1.9, simulated: Some(2.03) });
+        figure.whiskers = "95 % interval of the median".into();
+        let scene = figure.scene().unwrap();
+        assert_legible(&scene);
+        assert!(texts(&scene).contains(&"1.90x (2.03x)"), "{:?}", texts(&scene));
+        assert!(texts(&scene).iter().any(|t| t.contains("whiskers: 95 % interval")));
+        assert!(lines(&figure) > without);
     }
 
     #[test]
@@ -321,6 +389,9 @@ mod tests {
             figure.title = "A title that goes on and on about everything that was measured here ".repeat(6);
             figure.subtitle = "and a subtitle of the same kind, full of settings and their values ".repeat(8);
             figure.note = "note ".repeat(300);
+            for (i, rung) in figure.rungs.iter_mut().enumerate().skip(1) {
+                rung.io = Some(IoPoint { gain: i as f64 * 1e4, simulated: (i % 2 == 0).then_some(1e7) });
+            }
             let scene = figure.scene().unwrap();
             assert_legible(&scene);
             assert!(texts(&scene).iter().any(|t| t.starts_with("emulated drives")));
@@ -355,5 +426,8 @@ mod tests {
         refuse(&|f| f.rungs[0].tok_s_low = 13.0, "not in this order");
         refuse(&|f| f.rungs[0].io_wait_share = 1.2, "expected a share");
         refuse(&|f| f.rungs[0].ideal_tok_s = Some(f64::NAN), "ideal_tok_s");
+        let io = |gain, simulated| Some(IoPoint { gain, simulated });
+        refuse(&|f| f.rungs[0].io = io(f64::INFINITY, None), "io.gain");
+        refuse(&|f| f.rungs[1].io = io(1.0, Some(-1.0)), "io.simulated");
     }
 }

@@ -2,14 +2,15 @@
 //! be wrong with them is found here, before anything is measured.
 
 use super::CampaignError;
-use crate::bench::config::{Asked, READING, RunConfig};
+use crate::bench::config::{Asked, OF_PREFETCH, READING, RunConfig};
 use crate::bench::environment;
+use crate::bench::inputs::{self, digest, drives_digest};
 use crate::bench::planning::{plan_and_mounts, read_plan};
 use crate::drive::spec::DriveSpec;
 use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
-use crate::reader::DispatchPolicy;
+use crate::reader::{DispatchPolicy, PrefetchPool};
 use crate::store::manifest::StoreManifest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -60,14 +61,9 @@ pub struct ReadyArm {
     pub inputs: BTreeMap<String, String>,
 }
 
-/// Hash of some bytes, as files name it.
-pub fn digest(bytes: &[u8]) -> String {
-    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes))
-}
-
-/// The settings of a configuration by dotted name: display, and what tells two of them apart.
-fn settings(config: &RunConfig) -> Result<BTreeMap<String, (String, String)>, CampaignError> {
-    fn walk(prefix: &str, value: &Value, out: &mut BTreeMap<String, (String, String)>) {
+/// The values of a configuration by dotted name.
+pub fn by_name(config: &RunConfig) -> Result<BTreeMap<String, String>, serde_json::Error> {
+    fn walk(prefix: &str, value: &Value, out: &mut BTreeMap<String, String>) {
         match value {
             Value::Object(inner) => {
                 for (key, value) in inner {
@@ -75,14 +71,20 @@ fn settings(config: &RunConfig) -> Result<BTreeMap<String, (String, String)>, Ca
                     walk(&name, value, out);
                 }
             }
-            Value::String(text) => drop(out.insert(prefix.into(), (text.clone(), text.clone()))),
-            Value::Null => drop(out.insert(prefix.into(), ("none".into(), "none".into()))),
-            other => drop(out.insert(prefix.into(), (other.to_string(), other.to_string()))),
+            Value::String(text) => drop(out.insert(prefix.into(), text.clone())),
+            Value::Null => drop(out.insert(prefix.into(), "none".into())),
+            other => drop(out.insert(prefix.into(), other.to_string())),
         }
     }
     let mut out = BTreeMap::new();
-    let value = serde_json::to_value(config).map_err(|e| CampaignError::Option(e.to_string()))?;
-    walk("", &value, &mut out);
+    walk("", &serde_json::to_value(config)?, &mut out);
+    Ok(out)
+}
+
+/// The settings of a configuration by dotted name: display, and what tells two of them apart.
+fn settings(config: &RunConfig) -> Result<BTreeMap<String, (String, String)>, CampaignError> {
+    let flat = by_name(config).map_err(|e| CampaignError::Option(e.to_string()))?;
+    let mut out: BTreeMap<_, _> = flat.into_iter().map(|(name, value)| (name, (value.clone(), value))).collect();
     for input in ["store", "prompt", "prompt_file", "under_test"] {
         out.remove(input); // prompts belong to the campaign; the store counts by its model
     }
@@ -113,8 +115,7 @@ fn settings(config: &RunConfig) -> Result<BTreeMap<String, (String, String)>, Ca
 }
 
 fn file_digest(path: &Path) -> Result<String, CampaignError> {
-    let bytes = std::fs::read(path).map_err(|e| CampaignError::Option(format!("{}: {e}", path.display())))?;
-    Ok(digest(&bytes))
+    inputs::file_digest(path).map_err(|e| CampaignError::Option(format!("{}: {e}", path.display())))
 }
 
 /// The settings in which arms differ, by name. Arms that would not generate the same text are refused.
@@ -155,13 +156,18 @@ fn knobs(setting: &str) -> Vec<Knob> {
 }
 
 /// What runs of `arm` must prove: settings in which arms differ, those of its own `under_test` and of `fired`; layout and
-/// pace wherever they apply. What an arm cannot show, because it reads no drive, nothing ahead, or keeps nothing, is left out.
+/// pace wherever they apply. What an arm cannot show, because it reads no drive, nothing ahead, or keeps nothing, is left
+/// out; so is the choice between copies where there are none, if another arm has some (`choice_elsewhere`).
 fn under_test(
     arm: &Arm,
     streamed: Option<&(Plan, Vec<DriveSpec>)>,
     differences: &[Difference],
+    choice_elsewhere: bool,
 ) -> Result<BTreeSet<Knob>, CampaignError> {
     let mut out: BTreeSet<Knob> = differences.iter().flat_map(|d| knobs(&d.setting)).collect();
+    if choice_elsewhere && streamed.is_some_and(|(plan, _)| plan.replica_count() == 0) {
+        out.retain(|k| !matches!(k, Knob::Dispatch | Knob::Split));
+    }
     if !arm.asked.config.under_test.is_empty() {
         out.extend(arm.asked.under_test()?);
     }
@@ -179,8 +185,11 @@ fn under_test(
     }
     // What prefetch is not there for has nothing to show.
     if arm.asked.config.reader.prefetch == crate::reader::PrefetchPolicy::None {
-        let ahead = [Knob::PrefetchDepth, Knob::PrefetchExperts, Knob::PrefetchQueueDepth, Knob::PrefetchGovernor];
-        out.retain(|k| !ahead.contains(k) || arm.fired.contains(k));
+        out.retain(|k| !OF_PREFETCH.contains(k) || arm.fired.contains(k));
+    } else if arm.asked.config.reader.prefetch_pool == PrefetchPool::Shared
+        && !arm.fired.contains(&Knob::PrefetchQueueDepth)
+    {
+        out.remove(&Knob::PrefetchQueueDepth);
     }
     if arm.asked.config.reader.cache_bytes == 0 && !arm.fired.contains(&Knob::CachePolicy) {
         out.remove(&Knob::CachePolicy);
@@ -225,6 +234,11 @@ pub fn check(arms: &[Arm]) -> Result<(), CampaignError> {
 pub fn make_ready(arms: &[Arm], differences: &[Difference]) -> Result<Vec<ReadyArm>, CampaignError> {
     let mut models: Vec<(PathBuf, String, Rc<Model>)> = Vec::new();
     let mut out = Vec::with_capacity(arms.len());
+    let copies = |arm: &Arm| match &arm.asked.config.plan {
+        Some(path) => Ok(read_plan(path)?.replica_count() > 0),
+        None => Ok::<bool, CampaignError>(false),
+    };
+    let choice_elsewhere = arms.iter().map(copies).collect::<Result<Vec<_>, _>>()?.contains(&true);
     for arm in arms {
         let config = &arm.asked.config;
         let named = |e: &dyn std::fmt::Display| CampaignError::Option(format!("arm `{}`: {e}", arm.name));
@@ -243,8 +257,8 @@ pub fn make_ready(arms: &[Arm], differences: &[Difference]) -> Result<Vec<ReadyA
             let why = format!("drive `{}`: {} is no folder; mount or stage it first", mount.name, mount.path.display());
             return Err(named(&why));
         }
-        let under_test = under_test(arm, streamed.as_ref(), differences)?;
-        let inputs = inputs(arm, &model, streamed.as_ref())?;
+        let under_test = under_test(arm, streamed.as_ref(), differences, choice_elsewhere)?;
+        let inputs = inputs_of(arm, &model, streamed.as_ref())?;
         let asked = Asked { repeats: None, ..arm.asked.clone() };
         out.push(ReadyArm { name: arm.name.clone(), asked, under_test, model, streamed, inputs });
     }
@@ -252,7 +266,7 @@ pub fn make_ready(arms: &[Arm], differences: &[Difference]) -> Result<Vec<ReadyA
 }
 
 /// Digests of everything that decides what a run of `arm` does, its prompt apart.
-fn inputs(
+fn inputs_of(
     arm: &Arm,
     model: &Model,
     streamed: Option<&(Plan, Vec<DriveSpec>)>,
@@ -266,8 +280,9 @@ fn inputs(
     ]);
     if let Some((plan, mounts)) = streamed {
         out.insert("plan".into(), plan.hash()?);
-        out.insert("drives".into(), digest(crate::drive::spec::render(mounts).as_bytes()));
+        out.insert("drives".into(), drives_digest(mounts));
     }
+    out.extend(inputs::of_tables(&arm.asked.config));
     Ok(out)
 }
 
@@ -278,7 +293,7 @@ pub fn sets(arm: &Arm, knob: Knob) -> bool {
     arm.asked.given.contains(&knob)
         || match knob {
             Knob::Layout | Knob::Replicas => streams,
-            Knob::Pace => streams && config.drives.is_some(),
+            Knob::Pace | Knob::Link => streams && config.drives.is_some(),
             Knob::Split => arm.asked.given.contains(&Knob::Dispatch) && config.reader.dispatch == DispatchPolicy::Split,
             _ => false,
         }

@@ -73,6 +73,7 @@ impl Design {
             .keys()
             .map(|a| (a, "verdict"))
             .chain(self.expect.ratio_at_least.keys().map(|a| (a, "ratio_at_least")))
+            .chain(self.expect.refused.keys().map(|a| (a, "refused")))
         {
             if find_arm(&names, arm, key)? == 0 {
                 return Err(CampaignError::Option(format!(
@@ -140,7 +141,7 @@ impl Design {
     /// Reads the prompts' files again, so that a digest is that of the text as it is now.
     pub fn refresh_prompts(&mut self) -> Result<(), CampaignError> {
         for prompt in &mut self.prompts {
-            prompt.digest = super::arms::digest(prompt.read()?.as_bytes());
+            prompt.digest = crate::bench::inputs::digest(prompt.read()?.as_bytes());
         }
         Ok(())
     }

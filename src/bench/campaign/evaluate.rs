@@ -44,7 +44,8 @@ pub struct Effect {
 }
 
 impl Effect {
-    fn of(paired: &PairedRatio) -> Self {
+    /// Of pairs.
+    pub fn of(paired: &PairedRatio) -> Self {
         let ratio = paired.ratio();
         let bounded = |v: f64| (v.is_finite() && v > 0.0).then_some(v);
         Self { ratio: ratio.estimate, low: bounded(ratio.low), high: bounded(ratio.high) }
@@ -156,7 +157,7 @@ pub fn evaluate(file: &CampaignFile, runs: &[Option<RunRecord>]) -> Result<Resul
         comparisons.push(comparison);
     }
     let floor = Floor { pairs: itself, effect: floor.as_ref().map(Effect::of), log_ratio };
-    let missed = missed(file, &comparisons);
+    let missed = missed(file, &comparisons, &rejected);
     let emulated = runs.iter().flatten().any(|r| r.emulated);
     Ok(Results { emulated, floor, comparisons, arms, tokens, missed })
 }
@@ -299,8 +300,21 @@ fn says(file: &CampaignFile, c: &Comparison, floor: Option<f64>, arm: &ArmLine, 
 }
 
 /// What was expected and is not so.
-fn missed(file: &CampaignFile, comparisons: &[Comparison]) -> Vec<String> {
+fn missed(file: &CampaignFile, comparisons: &[Comparison], rejected: &BTreeMap<String, String>) -> Vec<String> {
     let mut out = Vec::new();
+    for (arm, settings) in &file.expect.refused {
+        for setting in settings {
+            match rejected.get(arm) {
+                None => {
+                    out.push(format!("{arm}: expected to be refused, because `{setting}` cannot fire; it was measured"))
+                }
+                Some(why) if !why.contains(&format!("{setting}: unverified")) => {
+                    out.push(format!("{arm}: expected to be refused because `{setting}` cannot fire, not for: {why}"));
+                }
+                Some(_) => {}
+            }
+        }
+    }
     for c in comparisons {
         if let Some(want) = file.expect.verdict.get(&c.arm).filter(|w| **w != c.outcome) {
             out.push(format!("{}: expected {}, it is {}", c.arm, want.words(), c.outcome.words()));

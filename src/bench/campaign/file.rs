@@ -62,6 +62,9 @@ pub struct Expect {
     pub verdict: BTreeMap<String, Outcome>,
     /// Smallest lower end of the interval of speed, as a multiple of the control's, by arm.
     pub ratio_at_least: BTreeMap<String, f64>,
+    /// By arm: settings that cannot fire in it, so that it must be given up for their sake.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, Vec<String>>,
 }
 
 /// A campaign on disk.
@@ -100,7 +103,13 @@ impl CampaignFile {
     /// Judging pairs as this campaign does.
     pub fn rule(&self) -> Rule {
         let Protocol { pairs, stop, seed, resamples, .. } = self.protocol;
-        Rule { pairs, stop, candidates: self.arms.len().saturating_sub(1), resamples, seed }
+        let compared = self.arms.len().saturating_sub(1 + self.expect.refused.len());
+        Rule { pairs, stop, candidates: compared.max(1), resamples, seed }
+    }
+
+    /// No arm was given up but those that had to be.
+    pub fn arms_as_expected(&self) -> bool {
+        self.rejected.keys().all(|arm| self.expect.refused.contains_key(arm))
     }
 
     /// All runs that count, in order.
@@ -128,7 +137,12 @@ impl CampaignFile {
     /// Reads and checks the file in `folder`: names of arms become folders, and numbers of rows memory.
     pub fn load(folder: &Path) -> Result<Self, CampaignError> {
         let path = folder.join(CAMPAIGN_FILE);
-        let file: Self = read_versioned(&path, CAMPAIGN_VERSION)?;
+        Self::parse(&read_text(&path)?, path)
+    }
+
+    /// Reads and checks the text of the file `path`.
+    pub fn parse(text: &str, path: PathBuf) -> Result<Self, CampaignError> {
+        let file: Self = parse_versioned(text, &path, CAMPAIGN_VERSION)?;
         let sound = file.protocol.check(file.prompts.len()).and_then(|()| arms::check(&file.to_arms()));
         sound.map_err(|e| RecordError::Format { path, reason: e.to_string() })?;
         Ok(file)
@@ -156,25 +170,32 @@ impl CampaignFile {
 
 /// Reads a JSON file that begins with a version; one of a newer program is refused.
 pub fn read_versioned<T: DeserializeOwned>(path: &Path, newest: u32) -> Result<T, CampaignError> {
-    #[derive(Deserialize)]
-    struct Head {
-        version: u32,
-    }
+    Ok(parse_versioned(&read_text(path)?, path, newest)?)
+}
+
+/// The text of a JSON file of a results folder.
+pub fn read_text(path: &Path) -> Result<String, RecordError> {
     let fault = |reason: String| RecordError::Format { path: path.to_path_buf(), reason };
     let io = |source| RecordError::Io { path: path.to_path_buf(), source };
     let bytes = std::fs::metadata(path).map_err(io)?.len();
     if bytes > MAX_FILE_BYTES {
-        return Err(fault(format!("{bytes} bytes; at most {MAX_FILE_BYTES} are read")).into());
+        return Err(fault(format!("{bytes} bytes; at most {MAX_FILE_BYTES} are read")));
     }
-    let text = std::fs::read_to_string(path).map_err(io)?;
-    let Head { version } = serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?;
+    std::fs::read_to_string(path).map_err(io)
+}
+
+/// What a JSON text that begins with a version holds; `path` is for the error.
+pub fn parse_versioned<T: DeserializeOwned>(text: &str, path: &Path, newest: u32) -> Result<T, RecordError> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let fault = |e: serde_json::Error| RecordError::Format { path: path.to_path_buf(), reason: e.to_string() };
+    let Head { version } = serde_json::from_str(text).map_err(fault)?;
     if version > newest || version == 0 {
-        return Err(fault(format!(
-            "has version {version}, this argodrive reads up to {newest}; use the one that wrote it, or another results folder"
-        ))
-        .into());
+        return Err(RecordError::Version { path: path.to_path_buf(), version, newest });
     }
-    Ok(serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?)
+    serde_json::from_str(text).map_err(fault)
 }
 
 /// The arm called `name`, or an error that suggests one.

@@ -40,6 +40,8 @@ pub const MAX_TRIES: usize = 4;
 pub const MAX_BUSY_TRIES: usize = 12;
 /// Tokens of a warm-up at most: it only touches every drive once.
 const WARM_UP_TOKENS: usize = 8;
+/// Why a campaign ended that was asked to.
+pub(super) const INTERRUPTED: &str = "interrupted";
 /// Held while a process measures into a folder.
 const LOCK_FILE: &str = "measuring.lock";
 
@@ -178,14 +180,14 @@ pub fn measure(
     let results = evaluate(file, &file.runs(folder)?)?;
     let rejected = results.arms.iter().filter_map(|a| Some((a.name.clone(), a.rejected.clone()?)));
     file.rejected.extend(rejected);
-    file.state = if file.rejected.is_empty() { State::Complete } else { State::Rejected };
+    file.state = if file.arms_as_expected() { State::Complete } else { State::Rejected };
     file.results = Some(results.clone());
     file.save(folder).map_err(|e| CampaignError::Kept { why: e.to_string(), kept, folder: folder.to_path_buf() })?;
     Ok(Measured { results, measured, reused, stale })
 }
 
 /// Refuses a second process in the same folder.
-fn lock(folder: &Path) -> Result<File, CampaignError> {
+pub(super) fn lock(folder: &Path) -> Result<File, CampaignError> {
     let path = folder.join(LOCK_FILE);
     let io = |source| RecordError::Io { path: path.clone(), source };
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(io)?;
@@ -356,7 +358,7 @@ impl Session<'_> {
         let result = run(&arm.model, &spec, &mut go_on)?;
         if stop() {
             let kept = self.runs.iter().flatten().count();
-            return Err(CampaignError::Kept { why: "interrupted".into(), kept, folder: self.folder.to_path_buf() });
+            return Err(CampaignError::Kept { why: INTERRUPTED.into(), kept, folder: self.folder.to_path_buf() });
         }
         let mut record = result.record;
         record.rejected.extend(not_cold(&record));

@@ -1,7 +1,7 @@
 //! Prompts of a campaign: from files and folders, and never those that heat was counted on.
 
 use super::CampaignError;
-use super::arms::digest;
+use crate::bench::inputs::digest;
 use crate::layout::heat::Heat;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

@@ -11,7 +11,7 @@
 //! [setup]                                        # optional: makes store, drives and plans below `folder`
 //! checkpoint = "../models/argo-mini"
 //! drive = [{ name = "amber", emulate = { rate = "8MB/s", latency = "1ms" } }, { name = "blue" }]
-//! plan = [{ name = "mirror", policy = "../layouts/full-mirror.toml" }]
+//! plan = [{ name = "mirror", policy = "../layouts/full-mirror.toml" }]    # or the policy itself: { policy = "full-mirror" }
 //!
 //! [base]                                         # a run configuration, as for `decode --config`
 //! max_new = 12
@@ -23,7 +23,7 @@
 //!
 //! [assert]
 //! fired = { mirror = ["split", "replicas"] }     # by arm, or `all`
-//! verdict = { mirror = "better" }                # and ratio_at_least
+//! verdict = { mirror = "better" }                # and ratio_at_least; refused = { arm = ["split"] } where it cannot fire
 //! ```
 //!
 //! Paths in the file are relative to it.
@@ -87,6 +87,7 @@ struct RawAssert {
     fired: BTreeMap<String, Vec<String>>,
     verdict: BTreeMap<String, String>,
     ratio_at_least: BTreeMap<String, f64>,
+    refused: BTreeMap<String, Vec<String>>,
 }
 
 /// An experiment that was read and checked; nothing is made yet.
@@ -124,7 +125,7 @@ fn beside(base: &Path, path: &Path) -> PathBuf {
 }
 
 /// Puts the values of `over` into `under`, table by table.
-fn merge(under: &mut toml::Table, over: &toml::Table) {
+pub(super) fn merge(under: &mut toml::Table, over: &toml::Table) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
             (Some(toml::Value::Table(below)), toml::Value::Table(above)) => merge(below, above),
@@ -282,7 +283,8 @@ fn own_prompt(base: &toml::Table, arms: &[Arm], listed: bool) -> Result<Option<P
 fn read_assert(raw: RawAssert, arms: &mut [Arm]) -> Result<Expect, CampaignError> {
     let names: Vec<String> = arms.iter().map(|a| a.name.clone()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    for (who, knobs) in &raw.fired {
+    // Where a setting is expected to be refused, it has to be asked for and looked at like one that must fire.
+    for (who, knobs) in raw.fired.iter().chain(&raw.refused) {
         let targets =
             if who == "all" { 0..arms.len() } else { find_arm(&names, who, "[assert] fired").map(|i| i..i + 1)? };
         for name in knobs {
@@ -309,5 +311,5 @@ fn read_assert(raw: RawAssert, arms: &mut [Arm]) -> Result<Expect, CampaignError
         };
         verdict.insert(arm, outcome);
     }
-    Ok(Expect { verdict, ratio_at_least: raw.ratio_at_least })
+    Ok(Expect { verdict, ratio_at_least: raw.ratio_at_least, refused: raw.refused })
 }

@@ -2,9 +2,9 @@
 //! a fresh clone.
 
 use super::{CampaignError, WORK_FOLDER, beside, no, read_text};
-use crate::bench::campaign::arms::digest;
 use crate::bench::config::{nearest, with_nearest};
 use crate::bench::guards::device_key;
+use crate::bench::inputs::digest;
 use crate::bench::planning::drive_set;
 use crate::drive::device::identity_of;
 use crate::drive::spec::{self, DriveSpec};
@@ -32,11 +32,19 @@ pub(super) struct RawSetup {
     plan: Vec<RawPlan>,
 }
 
+/// A policy: its file, or what would be in it.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum RawPolicy {
+    File(PathBuf),
+    Here(toml::Table),
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawPlan {
     name: String,
-    policy: PathBuf,
+    policy: RawPolicy,
     drives: Option<Vec<String>>,
     heat: Option<PathBuf>,
 }
@@ -44,7 +52,7 @@ pub(super) struct RawPlan {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawRungs {
-    policy: PathBuf,
+    policy: RawPolicy,
     heat: Option<PathBuf>,
     drives: Option<Vec<String>>,
 }
@@ -107,10 +115,16 @@ impl Setup {
         if self.plans.iter().any(|p| p.name == raw.name) {
             return no(format!("[setup] has two plans called `{}`", raw.name));
         }
-        let path = beside(base, &raw.policy);
-        let text = read_text(&path)?;
         let fault = |path: &Path, e: &dyn std::fmt::Display| CampaignError::Option(format!("{}: {e}", path.display()));
-        let policy = PolicyFile::parse(&text).map_err(|e| fault(&path, &e))?;
+        let (from, text) = match &raw.policy {
+            RawPolicy::File(file) => {
+                let path = beside(base, file);
+                let text = read_text(&path)?;
+                (path, text)
+            }
+            RawPolicy::Here(table) => (PathBuf::from(format!("[setup] {of}")), table.to_string()),
+        };
+        let policy = PolicyFile::parse(&text).map_err(|e| fault(&from, &e))?;
         let heat = match &raw.heat {
             Some(heat) => {
                 let path = beside(base, heat);

@@ -83,6 +83,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         mounts: &mounts,
         asked: &asked,
         gaps: if args.gaps == Gaps::Recorded { Between::Recorded } else { Between::None },
+        rates: &[],
         out: args.out.as_deref(),
     };
     let record = run_once(&spec, &|| !interrupted.load(Ordering::SeqCst))?;

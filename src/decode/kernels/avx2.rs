@@ -4,7 +4,8 @@
 //! `((0+1)+(2+3)) + ((4+5)+(6+7))`, then the last columns one by one. Tiles only decide how many such products are in
 //! flight at once, so a result does not depend on its tile.
 
-use super::{Data, KdaInputs, MX_GROUP, Matrix, Rows, WIDE_ROWS, scalar};
+use super::out::Out;
+use super::{Data, KdaInputs, MX_GROUP, Matrix, ROW_TILE, Rows, WIDE_ROWS, scalar};
 use std::arch::x86_64::*;
 
 pub use super::avx2_math::{exp, sigmoid, silu, situ};
@@ -12,28 +13,27 @@ pub use super::avx2_math::{exp, sigmoid, silu, situ};
 /// See [`super::Kernels::matmul`].
 ///
 /// # Safety
-/// The processor has AVX2 and FMA; `x` and `y` fit their shapes (checked by the caller).
+/// The processor has AVX2 and FMA; `x` and `out` have the product's shape (checked by the caller).
 #[target_feature(enable = "avx2,fma")]
-pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
+pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [f32]) {
     let mut o = 0;
     let one_by_one = x.count == 1 || wide.len() < WIDE_ROWS * m.cols;
     if let Data::F32(data) = m.data {
         while o < m.rows {
             let n = WIDE_ROWS.min(m.rows - o);
-            rows_f32(&data[o * m.cols..], n, m.cols, x, &mut y[o..], y_stride);
+            rows_f32(&data[o * m.cols..], n, m.cols, x, out, o);
             o += n;
         }
     } else if one_by_one {
         for r in 0..x.count {
-            let (x, y) = (&x.data[r * x.stride..], &mut y[r * y_stride..]);
-            let x = &x[..m.cols];
+            let x = &x.data[r * x.stride..][..m.cols];
             let mut o = 0;
-            while o + 8 <= m.rows {
-                fused::<8>(m, o, x, &mut y[o..]);
-                o += 8;
+            while o + ROW_TILE <= m.rows {
+                out.put(r, o, &fused::<ROW_TILE>(m, o, x));
+                o += ROW_TILE;
             }
             while o < m.rows {
-                fused::<1>(m, o, x, &mut y[o..]);
+                out.put(r, o, &fused::<1>(m, o, x));
                 o += 1;
             }
         }
@@ -43,44 +43,40 @@ pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize,
             for i in 0..n {
                 widen(m, o + i, &mut wide[i * m.cols..(i + 1) * m.cols]);
             }
-            rows_f32(wide, n, m.cols, x, &mut y[o..], y_stride);
+            rows_f32(wide, n, m.cols, x, out, o);
             o += n;
         }
     }
 }
 
-/// `n` (at most four) rows of single-precision weights against all rows of `x`.
+/// `n` (at most four) rows of single-precision weights against all rows of `x`; results go to columns `at..`.
 #[target_feature(enable = "avx2,fma")]
-fn rows_f32(w: &[f32], n: usize, cols: usize, x: Rows<'_>, y: &mut [f32], y_stride: usize) {
+fn rows_f32(w: &[f32], n: usize, cols: usize, x: Rows<'_>, out: &mut Out<'_>, at: usize) {
     if n == WIDE_ROWS {
         let mut r = 0;
         while r + 3 <= x.count {
-            tile_f32::<4, 3>(w, cols, &x.data[r * x.stride..], x.stride, &mut y[r * y_stride..], y_stride);
+            let sums = tile_f32::<4, 3>(w, cols, &x.data[r * x.stride..], x.stride);
+            sums.iter().enumerate().for_each(|(i, sums)| out.put(r + i, at, sums));
             r += 3;
         }
         while r < x.count {
-            tile_f32::<4, 1>(w, cols, &x.data[r * x.stride..], x.stride, &mut y[r * y_stride..], y_stride);
+            let [sums] = tile_f32::<4, 1>(w, cols, &x.data[r * x.stride..], x.stride);
+            out.put(r, at, &sums);
             r += 1;
         }
     } else {
         for i in 0..n {
             for r in 0..x.count {
-                let row = &x.data[r * x.stride..];
-                tile_f32::<1, 1>(&w[i * cols..], cols, row, x.stride, &mut y[r * y_stride + i..], y_stride);
+                let [sums] = tile_f32::<1, 1>(&w[i * cols..], cols, &x.data[r * x.stride..], x.stride);
+                out.put(r, at + i, &sums);
             }
         }
     }
 }
 
+/// `R` rows of `x` times `O` rows of `w`.
 #[target_feature(enable = "avx2,fma")]
-fn tile_f32<const O: usize, const R: usize>(
-    w: &[f32],
-    cols: usize,
-    x: &[f32],
-    x_stride: usize,
-    y: &mut [f32],
-    y_stride: usize,
-) {
+fn tile_f32<const O: usize, const R: usize>(w: &[f32], cols: usize, x: &[f32], x_stride: usize) -> [[f32; O]; R] {
     assert!(w.len() >= O * cols && x.len() >= (R - 1) * x_stride + cols);
     let mut acc = [[_mm256_setzero_ps(); R]; O];
     let whole = cols / 8 * 8;
@@ -101,19 +97,20 @@ fn tile_f32<const O: usize, const R: usize>(
         }
         c += 8;
     }
-    for r in 0..R {
+    let mut all = [[0.0; O]; R];
+    for (r, all) in all.iter_mut().enumerate() {
         let mut sums = [_mm256_setzero_ps(); O];
         for o in 0..O {
             sums[o] = acc[o][r];
         }
-        let mut out = reduce(sums);
-        for (o, sum) in out.iter_mut().enumerate() {
+        *all = reduce(sums);
+        for (o, sum) in all.iter_mut().enumerate() {
             for c in whole..cols {
                 *sum = w[o * cols + c].mul_add(x[r * x_stride + c], *sum);
             }
         }
-        y[r * y_stride..r * y_stride + O].copy_from_slice(&out);
     }
+    all
 }
 
 /// Sums the lanes of each accumulator.
@@ -140,7 +137,7 @@ fn reduce<const O: usize>(acc: [__m256; O]) -> [f32; O] {
 
 /// `O` rows of stored weights from row `first` against one row of activations, widened in registers.
 #[target_feature(enable = "avx2,fma")]
-fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32], y: &mut [f32]) {
+fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32]) -> [f32; O] {
     let cols = m.cols;
     assert!(first + O <= m.rows && x.len() >= cols);
     let mut acc = [_mm256_setzero_ps(); O];
@@ -191,7 +188,7 @@ fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32], y: &mut [f32]) 
             }
         }
     }
-    y[..O].copy_from_slice(&out);
+    out
 }
 
 /// Eight bfloat16 values.
@@ -268,9 +265,7 @@ fn widen(m: Matrix<'_>, row: usize, out: &mut [f32]) {
 /// The processor has AVX2 and FMA; both are equally long.
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut out = [0.0];
-    tile_f32::<1, 1>(a, a.len(), b, 0, &mut out, 0);
-    out[0]
+    tile_f32::<1, 1>(a, a.len(), b, 0)[0][0]
 }
 
 /// See [`super::Kernels::axpy`].

@@ -9,14 +9,20 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_math;
+mod out;
+pub mod pool;
 pub mod scalar;
 #[cfg(test)]
 mod tests;
 
 use crate::knob::{self, Knob};
+use out::Out;
+use pool::Pool;
+use std::cell::RefCell;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Weight rows that are widened together; `wide` buffers hold this many rows.
 pub const WIDE_ROWS: usize = 4;
@@ -24,6 +30,13 @@ pub const WIDE_ROWS: usize = 4;
 pub const MX_GROUP: usize = 32;
 /// Activations that one pass over a matrix keeps hot (bytes; half of a small second-level cache).
 const HOT_BYTES: usize = 256 * 1024;
+
+/// Multiplications that are worth another thread's attention.
+const CHUNK_PRODUCTS: usize = 32 * 1024;
+/// Chunks of a product for each thread, so that one which is late can leave its share to others.
+const CHUNKS_PER_THREAD: usize = 4;
+/// Output rows that kernels work on together: chunks are whole multiples.
+const ROW_TILE: usize = 8;
 
 /// An instruction set that the kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +127,20 @@ impl<'a> Matrix<'a> {
         Self { rows, cols, data: Data::Mxfp4 { packed, scales } }
     }
 
+    /// Rows `first..first + count`.
+    pub fn part(&self, first: usize, count: usize) -> Self {
+        assert!(first + count <= self.rows, "rows beyond the last");
+        let (from, to) = (first * self.cols, (first + count) * self.cols);
+        let data = match self.data {
+            Data::F32(data) => Data::F32(&data[from..to]),
+            Data::Bf16(bytes) => Data::Bf16(&bytes[from * 2..to * 2]),
+            Data::Mxfp4 { packed, scales } => {
+                Data::Mxfp4 { packed: &packed[from / 2..to / 2], scales: &scales[from / MX_GROUP..to / MX_GROUP] }
+            }
+        };
+        Self { rows: count, cols: self.cols, data }
+    }
+
     /// Output width.
     pub fn rows(&self) -> usize {
         self.rows
@@ -142,6 +169,12 @@ impl<'a> Rows<'a> {
         Self { data, stride: data.len() / count.max(1), count }
     }
 
+    /// Rows `first..first + count` of these.
+    pub fn part(&self, first: usize, count: usize) -> Self {
+        assert!(first + count <= self.count, "rows beyond the last");
+        Self { data: &self.data[(first * self.stride).min(self.data.len())..], stride: self.stride, count }
+    }
+
     fn fits(&self, width: usize) -> bool {
         fits(self.data.len(), self.stride, self.count, width)
     }
@@ -166,11 +199,17 @@ pub struct KdaInputs<'a> {
     pub beta: f32,
 }
 
-/// The kernels of one instruction set.
+/// The kernels of one instruction set, and the threads that they may use.
 #[derive(Debug)]
 pub struct Kernels {
     isa: KernelIsa,
     calls: KernelCalls,
+    pool: RwLock<Arc<Pool>>,
+}
+
+thread_local! {
+    /// A worker's place for widened weights; grows once to the widest matrix.
+    static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Matrix products by the code that computed them.
@@ -195,7 +234,20 @@ macro_rules! dispatch {
 impl Kernels {
     /// The kernels of `isa`, or `None` where this processor does not run them.
     pub fn new(isa: KernelIsa) -> Option<Self> {
-        isa.is_available().then(|| Self { isa, calls: KernelCalls::default() })
+        let pool = || RwLock::new(Arc::new(Pool::new(1)));
+        isa.is_available().then(|| Self { isa, calls: KernelCalls::default(), pool: pool() })
+    }
+
+    /// From now on products are shared by `threads` threads, the caller's own included. They change no bit.
+    pub fn use_threads(&self, threads: usize) {
+        if self.pool().threads() != threads {
+            *self.pool.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Pool::new(threads));
+        }
+    }
+
+    /// The threads in use.
+    pub fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Matrix products that the code of `isa` has computed so far.
@@ -217,22 +269,49 @@ impl Kernels {
     pub fn matmul(&self, m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
         assert!(x.fits(m.cols), "activations are shorter than their shape");
         assert!(fits(y.len(), y_stride, x.count, m.rows), "results do not fit");
+        let products = (m.cols * x.count).max(1);
+        let out = Out::new(y, y_stride, x.count, m.rows);
+        let pool = self.pool();
+        let rows = CHUNK_PRODUCTS.div_ceil(products).max(m.rows.div_ceil(CHUNKS_PER_THREAD * pool.threads()));
+        let rows = rows.next_multiple_of(ROW_TILE);
+        if pool.threads() == 1 || m.rows <= rows {
+            pool.count_alone();
+            self.product(m, x, out, wide);
+            return;
+        }
+        let widens = x.count > 1 && !matches!(m.data, Data::F32(_));
+        pool.run(m.rows.div_ceil(rows), &|chunk| {
+            let first = chunk * rows;
+            let count = rows.min(m.rows - first);
+            // SAFETY: chunks have columns of their own, and `pool.run` gives each chunk to one thread.
+            let out = unsafe { out.columns(first, count) };
+            WIDE.with_borrow_mut(|wide| {
+                if widens && wide.len() < WIDE_ROWS * m.cols {
+                    wide.resize(WIDE_ROWS * m.cols, 0.0);
+                }
+                self.product(m.part(first, count), x, out, wide);
+            });
+        });
+    }
+
+    /// A product on the calling thread.
+    fn product(&self, m: Matrix<'_>, x: Rows<'_>, mut out: Out<'_>, wide: &mut [f32]) {
         let block = (HOT_BYTES / (4 * m.cols.max(1))).max(1);
         let mut first = 0;
         while first < x.count {
             let count = block.min(x.count - first);
-            let part = Rows { data: &x.data[first * x.stride..], stride: x.stride, count };
-            let y = &mut y[first * y_stride..];
+            let part = x.part(first, count);
+            let mut out = out.rows(first, count);
             match self.isa {
                 #[cfg(target_arch = "x86_64")]
                 KernelIsa::Avx2 if !knob::skipped(Knob::Kernels) => {
                     self.calls.avx2.fetch_add(1, Ordering::Relaxed);
                     // SAFETY: a `Kernels` with `Avx2` exists only where `is_available` found AVX2 and FMA.
-                    unsafe { avx2::matmul(m, part, y, y_stride, wide) };
+                    unsafe { avx2::matmul(m, part, &mut out, wide) };
                 }
                 _ => {
                     self.calls.scalar.fetch_add(1, Ordering::Relaxed);
-                    scalar::matmul(m, part, y, y_stride, wide);
+                    scalar::matmul(m, part, &mut out, wide);
                 }
             }
             first += count;

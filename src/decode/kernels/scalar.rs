@@ -1,6 +1,7 @@
 //! The reference kernels in portable Rust. Sums run over eight interleaved partial sums, so that the compiler may
 //! vectorise them and their rounding is of the same kind as that of the vector kernels.
 
+use super::out::Out;
 use super::{Data, KdaInputs, MX_GROUP, Matrix, Rows};
 
 /// The eight magnitudes of e2m1 (codes 0..7; bit 3 is the sign).
@@ -49,7 +50,7 @@ pub fn widen_row(m: Matrix<'_>, row: usize, out: &mut [f32]) {
 }
 
 /// See [`super::Kernels::matmul`].
-pub fn matmul(m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
+pub fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [f32]) {
     let cols = m.cols;
     let wide_fits = wide.len() >= cols;
     for o in 0..m.rows {
@@ -58,7 +59,7 @@ pub fn matmul(m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: 
         }
         for r in 0..x.count {
             let row = &x.data[r * x.stride..r * x.stride + cols];
-            y[r * y_stride + o] = if wide_fits { dot(&wide[..cols], row) } else { dot_widening(m, o, row) };
+            out.put(r, o, &[if wide_fits { dot(&wide[..cols], row) } else { dot_widening(m, o, row) }]);
         }
     }
 }

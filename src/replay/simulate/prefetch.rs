@@ -2,14 +2,14 @@
 //! that demand leaves alone; what no drive has begun gives way when a barrier opens. The guesses themselves, who is guessed,
 //! and how many are let through, are the reader's own code.
 
-use super::devices::AHEAD;
+use super::devices::{AHEAD, DEMAND};
 use super::reader::{For, Job, Simulation};
 use crate::ids::{ExpertId, LayerId};
 use crate::layout::plan::Plan;
-use crate::reader::ReaderOptions;
 use crate::reader::ahead::{Guesses, Now, State};
 use crate::reader::dispatch::Shape;
 use crate::reader::predict::Predictor;
+use crate::reader::{PrefetchPool, ReaderOptions};
 use crate::replay::workload::Demand;
 use crate::source::{Guess, Phase};
 
@@ -65,7 +65,8 @@ impl Simulation<'_> {
     /// Takes one read back, if its drive has not begun it. Its slot is free again.
     fn withdraw(&mut self, ahead: &mut Ahead, tag: u32) -> bool {
         let Some(job) = self.jobs[tag as usize] else { return false };
-        if !self.devices.withdraw(job.drive, AHEAD, tag) {
+        let pool = self.ahead_pool();
+        if !self.devices.withdraw(job.drive, pool, tag) {
             return false;
         }
         self.jobs[tag as usize] = None;
@@ -255,7 +256,9 @@ impl Simulation<'_> {
         let mut dispatcher = std::mem::take(&mut self.dispatcher);
         let guesses = &ahead.guesses;
         let homes = |ask: usize| guesses.get(chosen[ask]).and_then(|f| plan.homes(f.layer, f.expert)).unwrap_or(&[]);
-        let policy = self.setup.options.dispatch;
+        let options = &self.setup.options;
+        let policy = options.prefetch_dispatch.unwrap_or(options.dispatch);
+        let pool = self.ahead_pool();
         let (bytes, payload) = (self.setup.read_bytes(), plan.expert_bytes);
         for piece in dispatcher.decide(policy, false, chosen.len(), homes, shape, &self.loads) {
             let drive = piece.drive.index();
@@ -265,7 +268,7 @@ impl Simulation<'_> {
             let id = chosen[piece.ask as usize];
             self.free_slots -= 1;
             let what = For::Guess(id);
-            let tag = self.ask(Job { what, drive, bytes, payload, guessed: true }, AHEAD, now_ns);
+            let tag = self.ask(Job { what, drive, bytes, payload, guessed: true }, pool, now_ns);
             ahead.out[drive] += 1;
             ahead.guesses.held_slots += 1;
             if let Some(forecast) = ahead.guesses.get_mut(id) {
@@ -273,6 +276,14 @@ impl Simulation<'_> {
             }
         }
         self.dispatcher = dispatcher;
+    }
+
+    /// The pool that guesses are read by.
+    fn ahead_pool(&self) -> usize {
+        match self.setup.options.prefetch_pool {
+            PrefetchPool::Own => AHEAD,
+            PrefetchPool::Shared => DEMAND,
+        }
     }
 
     /// The run is over: what nobody has demanded was for nothing.

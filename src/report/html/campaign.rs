@@ -63,7 +63,9 @@ pub fn page(
     let section = |title: &str, parts: Vec<Part>| Section { title: title.into(), parts };
     let mut says: Vec<Part> = Vec::new();
     for (name, why) in &file.rejected {
-        says.push(Part::Verdict(format!("REJECTED: arm {name}")));
+        let expected = file.expect.refused.contains_key(name);
+        let word = if expected { "refused, as expected" } else { "REJECTED" };
+        says.push(Part::Verdict(format!("{word}: arm {name}")));
         says.push(Part::Text(vec![why.clone()]));
     }
     says.extend(results.comparisons.iter().map(|c| Part::Verdict(format!("{}: {}", c.arm, c.says))));

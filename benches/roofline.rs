@@ -1,0 +1,143 @@
+//! How near the decoder's products come to what memory delivers: matrix-vector products at K3's shapes over a set of
+//! matrices that is larger than the last-level cache, and argo-mini with every expert in memory, each as a share of the
+//! rate at which the same threads read memory in the same round. `cargo bench --bench roofline [-- MIB [THREADS...]]`.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use argodrive::clock::Clock;
+use argodrive::decode::kernels::pool::Pool;
+use argodrive::decode::kernels::{KernelIsa, Kernels, MX_GROUP, Matrix, Rows};
+use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
+use argodrive::source::Phase;
+use argodrive::stats;
+use common::{TestSource, argmax, load};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+const ROUNDS: usize = 9;
+const SHAPES: [(usize, usize); 3] = [(3072, 3584), (3584, 3072), (12288, 7168)];
+/// Words that a thread sums before it takes more.
+const STREAM_WORDS: usize = 1 << 17;
+
+struct Format {
+    name: &'static str,
+    bytes: fn(usize, usize) -> usize,
+    matrix: fn(&[u8], usize, usize) -> Matrix<'_>,
+}
+
+const FORMATS: [Format; 2] = [
+    Format { name: "bf16", bytes: |r, c| r * c * 2, matrix: |b, r, c| Matrix::bf16(b, r, c) },
+    Format {
+        name: "MXFP4, f32 activations",
+        bytes: |r, c| r * c / 2 + r * c / MX_GROUP,
+        matrix: |b, r, c| Matrix::mxfp4(&b[..r * c / 2], &b[r * c / 2..], r, c),
+    },
+];
+
+/// Bytes per second of reading all of `memory`.
+fn stream(pool: &Pool, memory: &[u64]) -> f64 {
+    let sums = AtomicU64::new(0);
+    let since = Instant::now();
+    pool.run(memory.len().div_ceil(STREAM_WORDS), &|chunk| {
+        let part = &memory[chunk * STREAM_WORDS..memory.len().min((chunk + 1) * STREAM_WORDS)];
+        let mut lanes = [0u64; 16];
+        for words in part.chunks_exact(16) {
+            for (lane, word) in lanes.iter_mut().zip(words) {
+                *lane ^= *word;
+            }
+        }
+        sums.fetch_xor(lanes.iter().fold(0, |a, b| a ^ b), Ordering::Relaxed);
+    });
+    let spent = since.elapsed().as_secs_f64();
+    black_box(sums.into_inner());
+    size_of_val(memory) as f64 / spent
+}
+
+/// Bytes per second of weights in products of one row with every matrix that fits into `memory`.
+fn products(k: &Kernels, format: &Format, (rows, cols): (usize, usize), memory: &[u8]) -> f64 {
+    let bytes = (format.bytes)(rows, cols);
+    let (x, mut y) = (vec![0.5f32; cols], vec![0.0f32; rows]);
+    let since = Instant::now();
+    let mut done = 0;
+    for weights in memory.chunks_exact(bytes) {
+        k.matmul((format.matrix)(weights, rows, cols), Rows::packed(&x, 1), &mut y, rows, &mut []);
+        black_box(&mut y);
+        done += bytes;
+    }
+    done as f64 / since.elapsed().as_secs_f64()
+}
+
+fn median(values: &[f64]) -> f64 {
+    stats::median(values).unwrap()
+}
+
+fn main() {
+    let args: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let mib = args.first().copied().unwrap_or(1024);
+    let threads = if args.len() > 1 { &args[1..] } else { &[1, 2][..] };
+    let k = Kernels::new(KernelIsa::detect()).unwrap();
+    // Scale bytes near 127 and small bf16 values: neither subnormals nor infinities slow anything down.
+    let memory = vec![0x7b7b_3c3d_7b7b_3c3du64; mib << 17];
+    let bytes: Vec<u8> = memory.iter().flat_map(|w| w.to_le_bytes()).collect();
+    println!("{} kernels, {mib} MiB of weights, medians of {ROUNDS} rounds\n", k.isa());
+    println!("| weights | shape | threads | GB/s | reading memory, GB/s | share |\n|---|---|---|---|---|---|");
+    for &n in threads {
+        k.use_threads(n);
+        let pool = k.pool();
+        let mut rows = vec![Vec::new(); FORMATS.len() * SHAPES.len()];
+        for _ in 0..ROUNDS {
+            for (at, row) in rows.iter_mut().enumerate() {
+                let (format, shape) = (&FORMATS[at / SHAPES.len()], SHAPES[at % SHAPES.len()]);
+                let before = stream(&pool, &memory);
+                let rate = products(&k, format, shape, &bytes);
+                let reads = (before + stream(&pool, &memory)) / 2.0;
+                row.push((rate, reads, rate / reads));
+            }
+        }
+        for (at, row) in rows.iter().enumerate() {
+            let (format, (r, c)) = (&FORMATS[at / SHAPES.len()], SHAPES[at % SHAPES.len()]);
+            let of = |f: fn(&(f64, f64, f64)) -> f64| median(&row.iter().map(f).collect::<Vec<_>>());
+            let (rate, reads, share) = (of(|r| r.0) / 1e9, of(|r| r.1) / 1e9, of(|r| r.2));
+            println!("| {} | {r} x {c} | {n} | {rate:.1} | {reads:.1} | {share:.2} |", format.name);
+        }
+    }
+    println!(
+        "\n| argo-mini, all in memory | threads | decode tok/s | x trunk bytes / reading memory | prefill of 512 / decode |"
+    );
+    println!("|---|---|---|---|---|");
+    let checkpoint = load("models/argo-mini");
+    let decoder = Decoder::load_with(checkpoint.config.clone(), checkpoint.trunk.clone(), k.isa()).unwrap();
+    let trunk_bytes = checkpoint.trunk.payload_bytes() as f64;
+    let prompt: Vec<u32> = (0..512).map(|i| 7 + i * 13 % 4000).collect();
+    for &n in threads {
+        decoder.use_threads(n);
+        k.use_threads(n);
+        let mut rows = Vec::new();
+        for _ in 0..ROUNDS {
+            let options =
+                SessionOptions { max_context: 1024, max_rows: 512, clock: Clock::start(), guess: GuessSource::None };
+            let mut session = Session::new(decoder.clone(), options).unwrap();
+            let mut source = TestSource::new(&checkpoint.experts);
+            let mut pass = |tokens: &[u32], phase| {
+                let next = argmax(session.forward(tokens, phase, &mut source, Logits::Last, None).unwrap());
+                source.barriers.clear();
+                next
+            };
+            let mut token = pass(&prompt[..16], Phase::Prefill);
+            let since = Instant::now();
+            for _ in 0..64 {
+                token = pass(&[token], Phase::Decode);
+            }
+            let decode = 64.0 / since.elapsed().as_secs_f64();
+            let since = Instant::now();
+            pass(&prompt, Phase::Prefill);
+            let prefill = 512.0 / since.elapsed().as_secs_f64();
+            rows.push((decode, decode * trunk_bytes / stream(&k.pool(), &memory), prefill / decode));
+        }
+        let of = |f: fn(&(f64, f64, f64)) -> f64| median(&rows.iter().map(f).collect::<Vec<_>>());
+        println!("| {} | {n} | {:.1} | {:.2} | {:.1} |", k.isa(), of(|r| r.0), of(|r| r.1), of(|r| r.2));
+    }
+}

@@ -1,0 +1,288 @@
+//! Threads that share a product. The calling thread and the workers take chunks of the work one after another; whoever is
+//! late takes fewer, so that a thread which the system has put aside holds up nobody. Which thread computes a chunk changes
+//! no bit. Workers look out for work for a moment after the last and then sleep, because a token is some hundred products in
+//! a row and then a wait for drives. Knows nothing of matrices.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most threads, the caller's own included.
+pub const MAX_THREADS: usize = 64;
+/// How long a worker looks out for more work before it sleeps.
+const AWAKE: Duration = Duration::from_micros(100);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 128;
+
+/// Called with the number of a chunk.
+type Work<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// What is on offer.
+struct Offer {
+    work: &'static Work<'static>,
+    chunks: usize,
+}
+
+struct Shared {
+    /// Written by the caller alone, while the offer is closed and no worker is inside.
+    offer: UnsafeCell<Offer>,
+    /// Odd while the offer is open; each offer has a number of its own.
+    number: AtomicU64,
+    /// Workers that look at the offer or work on it.
+    inside: AtomicUsize,
+    /// The next chunk that nobody has taken.
+    next: AtomicUsize,
+    /// Workers that sleep or are about to.
+    asleep: AtomicUsize,
+    sleep: Mutex<()>,
+    wake: Condvar,
+    /// A worker's chunk panicked.
+    broken: AtomicBool,
+    /// The pool goes away.
+    ended: AtomicBool,
+    /// Chunks by thread; the caller is the first.
+    taken: Vec<AtomicU64>,
+}
+
+// SAFETY: `offer` is written only by the holder of `Pool::caller`, while `number` is even and `inside` is 0. A worker reads it
+// only after it has added itself to `inside` and then seen `number` odd; the caller makes `number` even and then waits for
+// `inside` to be 0. All four are sequentially consistent: either the caller sees the worker inside and waits, or the
+// worker sees the offer closed and leaves.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Takes chunks until none is left.
+    fn work(&self, thread: usize, work: &Work<'_>, chunks: usize) {
+        let mut taken = 0;
+        loop {
+            let chunk = self.next.fetch_add(1, Relaxed);
+            if chunk >= chunks {
+                break;
+            }
+            work(chunk);
+            taken += 1;
+        }
+        self.taken[thread].fetch_add(taken, Relaxed);
+    }
+
+    /// Waits for an offer other than number `last`; `None` when the pool goes away.
+    fn await_offer(&self, last: u64) -> Option<u64> {
+        let open = || Some(self.number.load(SeqCst)).filter(|n| n % 2 == 1 && *n != last);
+        let since = Instant::now();
+        loop {
+            for _ in 0..LOOKS {
+                if let Some(number) = open() {
+                    return Some(number);
+                }
+                std::hint::spin_loop();
+            }
+            if self.ended.load(SeqCst) {
+                return None;
+            }
+            if since.elapsed() < AWAKE {
+                continue;
+            }
+            let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            self.asleep.fetch_add(1, SeqCst);
+            // Looked at again after `asleep` was raised: the caller opens, then asks whether anybody sleeps.
+            while open().is_none() && !self.ended.load(SeqCst) {
+                guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.asleep.fetch_sub(1, SeqCst);
+        }
+    }
+
+    fn wake_all(&self) {
+        if self.asleep.load(SeqCst) > 0 {
+            drop(self.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+            self.wake.notify_all();
+        }
+    }
+}
+
+/// A worker is inside; leaves when it goes out of scope.
+struct Inside<'a>(&'a Shared);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broken.store(true, SeqCst);
+        }
+        self.0.inside.fetch_sub(1, SeqCst);
+    }
+}
+
+/// An open offer; closing it waits until no worker is inside, also when the caller's own chunk panics.
+struct Open<'a>(&'a Shared);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.number.fetch_add(1, SeqCst);
+        let mut looks = 0u32;
+        while self.0.inside.load(SeqCst) > 0 {
+            looks += 1;
+            if looks.is_multiple_of(4 * LOOKS) {
+                std::thread::yield_now(); // whoever is inside may have been put aside
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A fixed number of threads, the caller's own included.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held by whoever has the workers; another caller computes alone.
+    caller: Mutex<()>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({} threads)", self.threads())
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's own included: 1 to [`MAX_THREADS`]. Fewer if the system gives no more.
+    pub fn new(threads: usize) -> Self {
+        let threads = threads.clamp(1, MAX_THREADS);
+        let shared = Arc::new(Shared {
+            offer: UnsafeCell::new(Offer { work: &|_| {}, chunks: 0 }),
+            number: AtomicU64::new(0),
+            inside: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+            broken: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            taken: (0..threads).map(|_| AtomicU64::new(0)).collect(),
+        });
+        let spawn = |thread: usize| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name(format!("compute-{thread}")).spawn(move || serve(&shared, thread)).ok()
+        };
+        Self { workers: (1..threads).map_while(spawn).collect(), shared, caller: Mutex::new(()) }
+    }
+
+    /// Threads, the caller's own included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Chunks that each thread has computed so far, the caller first.
+    pub fn taken(&self) -> Vec<u64> {
+        self.shared.taken.iter().map(|n| n.load(Relaxed)).collect()
+    }
+
+    /// The caller has computed something that was not divided.
+    pub fn count_alone(&self) {
+        self.shared.taken[0].fetch_add(1, Relaxed);
+    }
+
+    /// Calls `work` once with each of `0..chunks`, on any thread and in any order, and returns when all are done. Allocates
+    /// nothing. A caller that finds the workers busy does everything itself.
+    pub fn run(&self, chunks: usize, work: &Work<'_>) {
+        let own = if chunks > 1 && !self.workers.is_empty() { self.caller.try_lock().ok() } else { None };
+        if own.is_none() {
+            (0..chunks).for_each(work);
+            self.shared.taken[0].fetch_add(chunks as u64, Relaxed);
+            return;
+        }
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. Workers call `work` only while the offer is open, and `Open` closes it and waits
+        // for them before this function returns or unwinds.
+        let work: &'static Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
+        // SAFETY: `own` is held, the offer is closed (nobody else opens it) and no worker is inside (`Open` has waited).
+        unsafe { *shared.offer.get() = Offer { work, chunks } };
+        shared.next.store(0, SeqCst);
+        shared.number.fetch_add(1, SeqCst);
+        let open = Open(shared);
+        shared.wake_all();
+        shared.work(0, work, chunks);
+        drop(open);
+        assert!(!shared.broken.load(SeqCst), "a compute thread has panicked; its message is above");
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, SeqCst);
+        // Under the lock: a worker that has looked at `ended` is asleep before it is woken.
+        drop(self.shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join(); // one that panicked has said so
+        }
+    }
+}
+
+/// A worker's life.
+fn serve(shared: &Shared, thread: usize) {
+    let mut last = 0;
+    while let Some(number) = shared.await_offer(last) {
+        last = number;
+        shared.inside.fetch_add(1, SeqCst);
+        let _inside = Inside(shared);
+        if shared.number.load(SeqCst) == number {
+            // SAFETY: this worker is inside and has seen the offer open since.
+            let offer = unsafe { &*shared.offer.get() };
+            shared.work(thread, offer.work, offer.chunks);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_is_computed_once_whoever_takes_it() {
+        let pool = Pool::new(3);
+        assert_eq!(pool.threads(), 3);
+        let cells: Vec<AtomicU64> = (0..97).map(|_| AtomicU64::new(0)).collect();
+        for round in 1..=2000u64 {
+            let chunks = 1 + round as usize % cells.len();
+            pool.run(chunks, &|chunk| {
+                cells[chunk].fetch_add(1, Relaxed);
+            });
+            let seen: u64 = cells.iter().map(|c| c.swap(0, Relaxed)).sum();
+            assert_eq!(seen as usize, chunks, "round {round}");
+            if round % 500 == 0 {
+                std::thread::sleep(2 * AWAKE); // the workers fall asleep and must be woken
+            }
+        }
+        let all: u64 = (1..=2000u64).map(|round| 1 + round % 97).sum();
+        assert_eq!(pool.taken().iter().sum::<u64>(), all);
+    }
+
+    #[test]
+    fn workers_take_part() {
+        let pool = Pool::new(2);
+        let both = std::sync::Barrier::new(2);
+        // Two chunks that wait for each other end only on two threads.
+        pool.run(2, &|_| {
+            both.wait();
+        });
+        assert_eq!(pool.taken(), [1, 1]);
+    }
+
+    #[test]
+    fn a_second_caller_computes_alone_and_a_panic_is_told() {
+        let pool = Pool::new(2);
+        let inner = AtomicU64::new(0);
+        pool.run(4, &|_| {
+            pool.run(3, &|_| {
+                inner.fetch_add(1, Relaxed);
+            });
+        });
+        assert_eq!(inner.load(Relaxed), 12);
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(8, &|chunk| assert!(chunk != 5, "chunk five"));
+        }));
+        assert!(told.is_err());
+    }
+}
