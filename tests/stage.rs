@@ -69,6 +69,18 @@ fn a_second_run_copies_nothing_and_a_grown_plan_adds_the_union() {
 }
 
 #[test]
+fn a_drive_that_a_plan_leaves_empty_is_staged_and_read_all_the_same() {
+    let drives = Drives::new(2, None);
+    let plan = drives.staged(tiny_store(), "single");
+    assert_eq!(DriveManifest::open(&drives.model_folder(1)).unwrap().layers.len(), 0);
+    assert_eq!(verify(&plan).0, 0);
+    let mut decode = argodrive(["decode", "--prompt", "a", "--max-new", "2", "--json", "--store"]);
+    let out = json_of(decode.arg(tiny_store()).arg("--plan").arg(&plan));
+    assert_eq!(column(&out, "reads")[1], 0);
+    assert!(column(&out, "reads")[0] > 0);
+}
+
+#[test]
 fn a_store_that_is_drive_1_needs_no_copy() {
     let drives = Drives::new(2, None);
     let store = drives.dir.path().join("store");

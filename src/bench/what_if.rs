@@ -261,13 +261,34 @@ fn drive_set(drives: &Drives, room: &[Option<u64>], policy: &PolicyFile) -> Resu
     Ok(DriveSet::assemble(&names, &facts, &joints, None, policy)?)
 }
 
-/// How many times as fast passes are, in pairs; `None` with too few of them.
+/// How many times as fast passes are, in pairs; `None` with too few of them, or too few that differ for a bound.
 pub(super) fn gain(base: &[f64], now: &[f64], seed: u64) -> Option<Sure> {
     let pairs: Vec<(f64, f64)> =
         base.iter().copied().zip(now.iter().copied()).filter(|p| p.0 > 0.0 && p.1 > 0.0).collect();
     if pairs.len() < MIN_PAIRS {
         return None;
     }
-    let Interval { estimate, low, high } = paired_log_ratio(&pairs, DEFAULT_RESAMPLES, seed).ok()?.ratio();
+    let ratio = paired_log_ratio(&pairs, DEFAULT_RESAMPLES, seed).ok()?;
+    if !(ratio.log_ratio.low.is_finite() && ratio.log_ratio.high.is_finite()) {
+        return None;
+    }
+    let Interval { estimate, low, high } = ratio.ratio();
     Some(Sure(Interval { estimate: 1.0 / estimate, low: 1.0 / high, high: 1.0 / low }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gain_has_two_bounds_or_there_is_none() {
+        let base = [1.0; 8];
+        let Sure(same) = gain(&base, &base, 0).unwrap();
+        assert_eq!((same.estimate, same.low, same.high), (1.0, 1.0, 1.0));
+        let Sure(half) = gain(&base, &[0.5; 8], 0).unwrap();
+        assert_eq!((half.estimate, half.low, half.high), (2.0, 2.0, 2.0));
+        let one_differs = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9];
+        assert!(gain(&base, &one_differs, 0).is_none(), "most resamples are of one value: nothing bounds them");
+        assert!(gain(&base[..2], &base[..2], 0).is_none());
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::journal::{self, Journal};
 use super::{DigestFault, PacedCopy, StageError, Work};
-use crate::store::manifest::{Digest, DriveManifest};
+use crate::store::manifest::{DRIVE_FILE, Digest, DriveManifest};
 use crate::store::piece::{PackId, Piece, PieceKey};
 use crate::sys::durable::sync_folder;
 use std::fs::{File, OpenOptions};
@@ -31,6 +31,11 @@ pub(super) fn fill_drive(
         let keys: Vec<PieceKey> = keys.into_iter().map(|(key, _)| key).collect();
         let added = copy_pack(work, &pack, &keys, source_folder, source, pace, tick)?;
         publish(work, added)?;
+    }
+    if !work.folder.join(DRIVE_FILE).exists() {
+        // the plan has nothing here, and a run must be able to tell that from a drive that is not mounted
+        std::fs::create_dir_all(&work.folder).map_err(work.fault(&work.folder))?;
+        publish(work, Vec::new())?;
     }
     Ok(())
 }
