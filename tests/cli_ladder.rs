@@ -209,7 +209,10 @@ fn drives_alone_and_all_of_them_are_rungs_too_and_each_set_is_measured_once() {
     assert_eq!(svg(&again), svg(&folder));
 
     let mut none = bare(&drives, "1", &out);
-    refused(none.arg("--policy").arg(policy("full-mirror")).args(["--rungs", "uplinks"]), &["--rungs", "no uplink"]);
+    refused(
+        none.arg("--policy").arg(policy("full-mirror")).args(["--rungs", "uplinks"]),
+        &["--rungs", "share an uplink"],
+    );
     let mut typo = bare(&drives, "1", &out);
     typo.arg("--policy").arg(policy("full-mirror")).args(["--rungs", "uplink"]).assert().code(2);
 }

@@ -88,7 +88,8 @@ fn threads_do_not_change_a_bit_and_take_part() {
                 "{isa}: {threads} threads changed bits"
             );
             assert_eq!(decoder.thread_chunks().len(), threads);
-            assert!(decoder.thread_chunks().iter().sum::<u64>() > 1000, "products were divided");
+            let parts = decoder.thread_chunks();
+            assert!(parts[1..].iter().sum::<u64>() > 0, "only the caller computed: {parts:?}");
         }
     }
 }

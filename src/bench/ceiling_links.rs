@@ -17,7 +17,7 @@ pub fn links(facts: &[DriveFacts], specs: &[DriveSpec]) -> Vec<SharedLink> {
 }
 
 /// Who shares an emulated link, as sysfs says it of real ones; what the link can do is measured.
-fn emulated_links(specs: &[DriveSpec]) -> Vec<SharedLink> {
+pub fn emulated_links(specs: &[DriveSpec]) -> Vec<SharedLink> {
     let mut out: Vec<SharedLink> = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
         let Some(link) = spec.emulate.and_then(|e| e.link) else { continue };

@@ -128,13 +128,18 @@ pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Highest number of a former version.
+const MAX_VERSIONS: u32 = 9999;
+
 /// Former versions of the profile at `path`, the oldest first.
 pub fn history(path: &Path) -> Vec<(u32, PathBuf)> {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let entries = std::fs::read_dir(folder_of(path)).into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| {
         let file = entry.file_name().to_string_lossy().into_owned();
-        let number: u32 = file.strip_prefix(&name)?.strip_prefix('.')?.parse().ok()?;
+        let text = file.strip_prefix(&name)?.strip_prefix('.')?;
+        // only names that are given here: not a date, and not `01`
+        let number = text.parse().ok().filter(|n: &u32| n.to_string() == text && *n <= MAX_VERSIONS)?;
         Some((number, with_ending(path, &number.to_string())))
     };
     let mut out: Vec<(u32, PathBuf)> = entries.filter_map(number).collect();
@@ -176,7 +181,9 @@ pub fn roll_back(path: &Path, check: &dyn Fn(&Path) -> Result<(), String>) -> Re
     let mut undone = None;
     if path.exists() {
         let now = std::fs::read(path).map_err(|e| io(path, e))?;
-        let to = with_ending(path, "undone");
+        let endings = (1u32..).map(|n| if n == 1 { "undone".to_string() } else { format!("undone.{n}") });
+        let free = endings.map(|e| with_ending(path, &e)).find(|p| !p.exists());
+        let to = free.unwrap_or_else(|| with_ending(path, "undone"));
         write_atomic(&to, &now).map_err(|e| io(&to, e))?;
         undone = Some(to);
     }
@@ -222,15 +229,20 @@ mod tests {
         assert_eq!(replace(&path, "one").unwrap(), None);
         assert_eq!(replace(&path, "two").unwrap(), Some(dir.path().join("profile.toml.1")));
         assert_eq!(replace(&path, "three").unwrap(), Some(dir.path().join("profile.toml.2")));
-        std::fs::write(dir.path().join("profile.toml.bak"), "not ours").unwrap();
+        for other in ["bak", "20250101", "07"] {
+            std::fs::write(dir.path().join(format!("profile.toml.{other}")), "not ours").unwrap();
+        }
         let back = roll_back(&path, &fine).unwrap();
         assert_eq!((read(&path).as_str(), read(&back.undone.unwrap()).as_str()), ("two", "three"));
         assert!(
             roll_back(&path, &|_| Err("no configuration".into())).unwrap_err().to_string().contains("profile.toml.1")
         );
         assert_eq!(read(&path), "two", "a version that cannot be run changes nothing");
-        roll_back(&path, &fine).unwrap();
-        assert_eq!(read(&path), "one");
+        let undone = roll_back(&path, &fine).unwrap().undone.unwrap();
+        assert_eq!(
+            (read(&path), read(&undone), read(&dir.path().join("profile.toml.undone"))),
+            ("one".into(), "two".into(), "three".into())
+        );
         assert!(history(&path).is_empty());
     }
 

@@ -6,6 +6,7 @@ use super::ladder_tables::{scaling, show_against};
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, warn_shared};
 use super::{ByteBar, REJECTED, plan as plan_command, print_json, remark};
 use crate::bench::against::{self, PUBLISHED_NAME};
+use crate::bench::ceiling_links::emulated_links;
 use crate::bench::config::Asked;
 use crate::bench::ladder::{
     LadderEvent, LadderRecord, LadderSpec, Layout, Rung, RungKind, Work, check_options, climb, rungs,
@@ -193,14 +194,17 @@ fn uplinks(drives: &[DriveSpec], asked: bool) -> Result<Vec<(String, Vec<usize>)
         Err(e) if asked => return Err(e).context("--rungs uplinks"),
         other => other.unwrap_or_default(),
     };
-    Ok(shared(&facts).into_iter().map(|(station, members)| (station.name, members)).collect())
+    let real = shared(&facts).into_iter().map(|(station, members)| (station.name, members));
+    Ok(real.chain(emulated_links(drives).into_iter().map(|link| (link.name, link.members))).collect())
 }
 
 /// Says what is shared and not measured by itself, or that nothing is.
 fn say_uplinks(drives: &[DriveSpec], uplinks: &[(String, Vec<usize>)], kinds: &BTreeSet<RungKind>) {
     if kinds.contains(&RungKind::Uplink) {
         if uplinks.is_empty() {
-            remark("no two of these drives share an uplink that is known (emulated drives share none)");
+            remark(
+                "no two of these drives share an uplink that is known (emulated ones share the `link` that they name)",
+            );
         }
         return;
     }
@@ -217,6 +221,10 @@ pub(super) fn command_words() -> Vec<String> {
 
 /// The drives in the order in which rungs add them.
 fn in_order(mut drives: Vec<DriveSpec>, order: &[String], profile: Option<&Profile>) -> Result<Vec<DriveSpec>> {
+    // They are written down in the ladder's own folder, where a relative path would mean another place.
+    for drive in &mut drives {
+        drive.path = std::path::absolute(&drive.path).with_context(|| drive.path.display().to_string())?;
+    }
     if order.is_empty() {
         let measured = |d: &DriveSpec| profile.and_then(|p| p.drive(&d.name)).map(|m| m.solo_rate_bytes_per_s as u64);
         let paced = |d: &DriveSpec| d.emulate.map(|e| e.rate_bytes_per_s);
@@ -320,7 +328,9 @@ fn figure(ladder: &LadderRecord, name: &str) -> LadderFigure {
     }
     let left_out = ladder.rungs.len() - shown.len().min(MAX_RUNGS);
     shown.drain(..shown.len().saturating_sub(MAX_RUNGS));
-    let first = ladder.base().map_or(0.0, |at| ladder.rungs[at].rates.decode_tok_s);
+    // The ladder's first rung may have been skipped: the line is from what is there.
+    let base = ladder.base().map(|at| &ladder.rungs[at]);
+    let per_drive = base.map_or(0.0, |r| r.rates.decode_tok_s / r.drives.len().max(1) as f64);
     let point = |r: &&Rung| {
         let last = r.added.as_ref().and_then(|a| a.drives.last()).or(r.drives.last());
         let raw = r.raw.as_ref().and_then(|raw| raw.io_gain);
@@ -332,7 +342,7 @@ fn figure(ladder: &LadderRecord, name: &str) -> LadderFigure {
             tok_s_low: r.spread().0.min(r.rates.decode_tok_s),
             tok_s_high: r.spread().1.max(r.rates.decode_tok_s),
             io_wait_share: r.io_wait_share.clamp(0.0, 1.0),
-            ideal_tok_s: r.of_ladder().then_some(first * r.drives.len() as f64),
+            ideal_tok_s: r.of_ladder().then_some(per_drive * r.drives.len() as f64),
             io: raw.map(|gain| IoPoint { gain, simulated }),
         }
     };

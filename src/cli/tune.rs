@@ -95,7 +95,10 @@ pub struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Make the version of the profile before the latest promotion the profile again
-    #[arg(long, conflicts_with_all = ["dry_run", "fresh", "store", "drives", "prompt_file"])]
+    #[arg(long, conflicts_with_all = [
+        "dry_run", "fresh", "store", "drives", "prompt_file", "heat_prompt_file", "heat", "ceiling", "policy", "only",
+        "minutes", "finalists", "pairs", "max_new", "point_time", "margin", "seed", "repeats", "out",
+    ])]
     rollback: bool,
     /// Print one JSON object
     #[arg(long)]

@@ -13,7 +13,7 @@ use crate::knob::{self, Knob};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Room for busy times that do not touch; there is at most one for each read in flight.
+/// Room for busy times apart from each other; there is at most one for each read in flight.
 const SPANS: usize = 1 << 12;
 
 /// The one link behind several emulated drives of a run.
@@ -24,7 +24,7 @@ pub struct PacedLink {
 
 /// When the link carries bytes, as far as that is not over.
 struct Busy {
-    /// (from, until) in nanoseconds, in the order of time; they do not touch.
+    /// (from, until) in nanoseconds, in the order of time; they do not overlap.
     spans: VecDeque<(u64, u64)>,
     /// What lies before is over, and forgotten.
     over_ns: u64,
@@ -56,6 +56,8 @@ impl PacedLink {
         let need = u64::try_from(need).unwrap_or(u64::MAX);
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         busy.forget(submit_ns);
+        // Two drives read their clocks before they come here, so the later one may come first.
+        let from_ns = from_ns.max(busy.over_ns);
         let done_ns = busy.take(from_ns, need);
         Crossing { done_ns, behind_others: done_ns > from_ns.saturating_add(need) }
     }
@@ -72,13 +74,11 @@ impl Busy {
 
     /// Makes the first `need` free nanoseconds from `from_ns` on busy; returns when they end.
     fn take(&mut self, from_ns: u64, need: u64) -> u64 {
-        // Two drives read their clocks before they come here, so the later one may come first.
-        let from_ns = from_ns.max(self.over_ns);
         let first = self.spans.partition_point(|s| s.1 < from_ns);
         let (mut at, mut left, mut next) = (from_ns, need, first);
         while let Some(&(begin, end)) = self.spans.get(next) {
             let gap = begin.saturating_sub(at);
-            if gap > left {
+            if gap >= left {
                 break;
             }
             left -= gap;
@@ -144,6 +144,21 @@ mod tests {
         assert_eq!(crossed(hub.carry(0, 250, 250)), (650, true), "around the third");
         assert_eq!(crossed(hub.carry(700, 700, 10)), (710, false), "what is over is forgotten");
         assert_eq!(crossed(hub.carry(690, 690, 10)), (720, true), "and is not given away again");
+    }
+
+    #[test]
+    fn a_gap_that_just_fits_is_used() {
+        let hub = link(1_000_000_000);
+        hub.carry(0, 0, 100);
+        hub.carry(0, 300, 100);
+        let between = hub.carry(0, 100, 200);
+        assert_eq!((between.done_ns, between.behind_others), (300, false));
+        // A link as fast as its two drives: what one queues leaves room for what the other queues after it.
+        let hub = link(2_000_000_000);
+        let each = |_: u32| (1..=4u64).map(|n| hub.carry(0, (n - 1) * 1000, 1000).done_ns).collect::<Vec<_>>();
+        let (one, other) = (each(0), each(1));
+        assert_eq!(one, [500, 1500, 2500, 3500]);
+        assert_eq!(other, [1000, 2000, 3000, 4000]);
     }
 
     #[test]

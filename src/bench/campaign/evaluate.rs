@@ -308,7 +308,7 @@ fn missed(file: &CampaignFile, comparisons: &[Comparison], rejected: &BTreeMap<S
                 None => {
                     out.push(format!("{arm}: expected to be refused, because `{setting}` cannot fire; it was measured"))
                 }
-                Some(why) if !why.contains(&format!("{setting}: unverified")) => {
+                Some(why) if !format!(" {why}").contains(&format!(" {setting}: unverified")) => {
                     out.push(format!("{arm}: expected to be refused because `{setting}` cannot fire, not for: {why}"));
                 }
                 Some(_) => {}

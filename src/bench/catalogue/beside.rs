@@ -61,7 +61,9 @@ pub struct Beside {
 /// Ladders of `rows` that count, newest first.
 fn shapes(rows: &[&Row]) -> Vec<Shape> {
     let mut by_file: BTreeMap<_, Vec<&Row>> = BTreeMap::new();
-    for row in rows.iter().filter(|r| r.kind == Kind::Rung && r.verdict.counts() && !r.drives.is_empty()) {
+    // drives alone and shared uplinks are no part of the shape
+    let of_ladder = |r: &&&Row| r.kind == Kind::Rung && r.name.starts_with("rung");
+    for row in rows.iter().filter(of_ladder).filter(|r| r.verdict.counts() && !r.drives.is_empty()) {
         by_file.entry((&row.when, &row.path)).or_default().push(row);
     }
     let shape = |((when, _), rungs): ((&String, _), Vec<&Row>)| {

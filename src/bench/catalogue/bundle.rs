@@ -233,12 +233,16 @@ pub fn pack(roots: &[PathBuf], label: Option<&str>, mut scrub: Scrub) -> Result<
     Ok(Packed { bytes, manifest, records: texts.len(), figures, faults, foreign })
 }
 
-/// Figures beside a record, in order.
+/// Figures that this program puts beside records, in order: other pictures are somebody's own.
 fn figures_of(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let plain = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_file()));
-    let mut out: Vec<PathBuf> =
-        plain.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "svg" || e == "png")).collect();
+    let plain = entries.filter(|e| e.metadata().is_ok_and(|m| m.is_file() && m.len() <= tar::MAX_FILE_BYTES));
+    let drawn = |p: &PathBuf| {
+        let stem = p.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+        let ours = ["ladder", "ladder-against", "paired"].contains(&stem) || stem.ends_with("-sustain");
+        ours && p.extension().is_some_and(|e| e == "svg" || e == "png")
+    };
+    let mut out: Vec<PathBuf> = plain.map(|e| e.path()).filter(drawn).collect();
     out.sort();
     out
 }

@@ -67,8 +67,8 @@ const PLACES: [&str; 9] = [
     "reader.cache_heat",
 ];
 
-/// The rows of a side: what is not inside of something else, or everything if there is only that.
-fn side(path: &Path) -> Result<Vec<Row>, String> {
+/// The rows of a side: what is not inside of something else, or everything if there is only that; and what could not be read.
+fn side(path: &Path) -> Result<(Vec<Row>, Vec<String>), String> {
     if !path.exists() {
         return Err(format!("{}: no such file or folder", path.display()));
     }
@@ -78,14 +78,16 @@ fn side(path: &Path) -> Result<Vec<Row>, String> {
     }
     let mut rows: Vec<Row> = all.rows.iter().filter(|r| !r.inside && r.kind != Kind::Trace).cloned().collect();
     if rows.is_empty() {
-        rows = all.rows.into_iter().filter(|r| r.kind == Kind::Run).collect();
+        rows = all.rows.iter().filter(|r| r.kind == Kind::Run).cloned().collect();
     }
-    if rows.is_empty() { Err(format!("{}: holds no record", path.display())) } else { Ok(rows) }
+    let damaged = all.faults.iter().map(|f| format!("left out: {}", f.reason)).collect();
+    if rows.is_empty() { Err(format!("{}: holds no record", path.display())) } else { Ok((rows, damaged)) }
 }
 
 /// Lays `a` and `b` beside each other.
 pub fn compare(a: &Path, b: &Path) -> Result<SideBySide, String> {
-    let (left, right) = (side(a)?, side(b)?);
+    let ((left, mut damaged), (right, more)) = (side(a)?, side(b)?);
+    damaged.extend(more);
     let kinds = |rows: &[Row]| rows.iter().map(|r| r.kind).collect::<BTreeSet<_>>();
     if kinds(&left).is_disjoint(&kinds(&right)) {
         let names = |rows: &[Row]| kinds(rows).iter().map(|k| k.name()).collect::<Vec<_>>().join(", ");
@@ -123,6 +125,7 @@ pub fn compare(a: &Path, b: &Path) -> Result<SideBySide, String> {
     out.only_b = right.iter().enumerate().filter(|(i, _)| !used.contains(i)).map(|(_, r)| r.title()).collect();
     out.no_winner = no_winner(a, b, &out.pairs);
     out.warnings = warnings(&out.pairs);
+    out.warnings.extend(damaged);
     Ok(out)
 }
 
@@ -153,8 +156,21 @@ fn pair(a: &Row, b: &Row) -> Pair {
         .zip(of(b))
         .map(|((name, a), (_, b))| Difference { name: name.into(), a: known(a), b: known(b) })
         .filter(|d| d.a != d.b)
+        .chain(digests(a, b))
         .collect();
     Pair { a: a.clone(), b: b.clone(), settings, inputs }
+}
+
+/// Files and drives of which both sides hold a digest, or one does. What has a line of its own is left to it.
+fn digests(a: &Row, b: &Row) -> Vec<Difference> {
+    const SHOWN: [&str; 4] = ["model", "plan", "argodrive", "settings"];
+    let value = |row: &Row, name: &str| row.inputs.get(name).cloned().unwrap_or_else(|| "not known".into());
+    let names: BTreeSet<&String> = a.inputs.keys().chain(b.inputs.keys()).collect();
+    let all = names.into_iter().filter(|n| !SHOWN.contains(&n.as_str()));
+    let line = |n: &String| Difference { name: format!("what {n} says"), a: value(a, n), b: value(b, n) };
+    all.map(|n| if n == "build" { Difference { name: n.clone(), ..line(n) } } else { line(n) })
+        .filter(|d| d.a != d.b)
+        .collect()
 }
 
 fn no_winner(a: &Path, b: &Path, pairs: &[Pair]) -> String {
@@ -212,7 +228,8 @@ mod tests {
     #[test]
     fn a_side_of_emulated_drives_is_said_to_be() {
         let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/samples/demo-ladder");
-        let rows = side(&samples).unwrap();
+        let (rows, damaged) = side(&samples).unwrap();
+        assert!(damaged.is_empty());
         let real = Row { emulated: false, tokens: "x".into(), ..rows[1].clone() };
         let pair = pair(&rows[1], &real);
         assert_eq!(pair.ratio(), Some(1.0));

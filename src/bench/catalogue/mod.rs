@@ -188,6 +188,8 @@ pub struct Row {
     pub tokens: String,
     /// Settings by dotted name: of the run, of a rung's first run, of the candidate.
     pub settings: BTreeMap<String, String>,
+    /// Digests of what it was measured with, and the kind of build: of a run, of the candidate.
+    pub inputs: BTreeMap<String, String>,
     /// Where it ran.
     pub machine: Machine,
 }

@@ -260,7 +260,8 @@ pub fn parse_since(text: &str) -> Result<String, String> {
     let span: Duration = humantime::parse_duration(text).map_err(|_| {
         format!("`{text}` is neither a date (2026-11-29), a time (2026-11-29T20:20:06Z) nor a span (7d)")
     })?;
-    SystemTime::now().checked_sub(span).map(shown).ok_or_else(|| format!("`{text}` is before all time"))
+    let at = SystemTime::now().checked_sub(span).filter(|at| *at >= SystemTime::UNIX_EPOCH);
+    at.map(shown).ok_or_else(|| format!("`{text}` is before 1970, and so before every record"))
 }
 
 #[cfg(test)]
@@ -323,6 +324,7 @@ mod tests {
         assert_eq!(parse_since("2026-11-29T20:20:06Z").unwrap(), "2026-11-29T20:20:06Z");
         assert!(parse_since("7d").unwrap().as_str() > "2000");
         assert!(parse_since("soon").unwrap_err().contains("soon"));
+        assert!(parse_since("100y").unwrap_err().contains("before 1970"));
         let mut rows = rows();
         rows[0].when.clear();
         let picked = Query { since: Some("2020-01-01T00:00:00Z".into()), ..Query::default() };

@@ -9,6 +9,7 @@ use crate::bench::ladder::{LADDER_VERSION, LadderRecord};
 use crate::bench::record::{RECORD_VERSION, RecordError, RunRecord};
 use crate::drive::profile::{PROFILE_VERSION, Profile};
 use crate::trace::log::{TRACE_FILE, TRACE_VERSION, TraceHeader};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A run.
@@ -102,8 +103,14 @@ pub(super) fn blank(path: &Path, kind: Kind, up: usize) -> Row {
         plan: String::new(),
         tokens: String::new(),
         settings: Default::default(),
+        inputs: Default::default(),
         machine: Machine::default(),
     }
+}
+
+fn with_build(inputs: &BTreeMap<String, String>, build: &str) -> BTreeMap<String, String> {
+    let build = (!build.is_empty()).then(|| ("build".to_string(), build.to_string()));
+    inputs.iter().map(|(k, v)| (k.clone(), v.clone())).chain(build).collect()
 }
 
 fn run(path: &Path, record: &RunRecord) -> Row {
@@ -128,6 +135,7 @@ fn run(path: &Path, record: &RunRecord) -> Row {
         plan: record.plan_hash.clone(),
         tokens: record.token_hash.clone(),
         settings: by_name(&record.config).unwrap_or_default(),
+        inputs: with_build(&record.inputs, &record.environment.build),
         machine: Machine {
             argodrive: record.environment.argodrive.clone(),
             kernel: record.environment.kernel.clone(),
@@ -139,6 +147,7 @@ fn run(path: &Path, record: &RunRecord) -> Row {
 
 fn ladder(path: &Path, record: &LadderRecord) -> Vec<Row> {
     let rejected = record.rejected.join("; ");
+    let base = record.base();
     let row = |(index, rung): (usize, &crate::bench::ladder::Rung)| Row {
         name: if rung.arm.is_empty() { format!("rung{}", index + 1) } else { rung.arm.clone() },
         model: record.model_id.clone(),
@@ -146,11 +155,11 @@ fn ladder(path: &Path, record: &LadderRecord) -> Vec<Row> {
         emulated: record.emulated,
         tok_s: Some(rung.rates.decode_tok_s),
         tok_s_range: Some(rung.decode_tok_s_range),
-        effect: (index > 0).then_some(Effect { ratio: rung.gain, low: None, high: None }),
+        effect: (Some(index) != base).then_some(Effect { ratio: rung.gain, low: None, high: None }),
         runs: rung.runs,
         verdict: if record.rejected.is_empty() { Verdict::Measured } else { Verdict::Rejected },
-        says: if rejected.is_empty() && index > 0 {
-            "over the first rung; medians, not pairs".into()
+        says: if rejected.is_empty() && Some(index) != base {
+            "over the ladder's first rung; medians, not pairs".into()
         } else {
             rejected.clone()
         },
@@ -203,6 +212,7 @@ fn campaign(path: &Path, file: &CampaignFile) -> Vec<Row> {
             plan: input("plan"),
             tokens: results.map(|r| r.tokens.values().cloned().collect::<Vec<_>>().join("+")).unwrap_or_default(),
             settings: by_name(&arm.config).unwrap_or_default(),
+            inputs: arm.inputs.clone(),
             machine: Machine { argodrive: input("argodrive"), ..Machine::default() },
             ..blank(path, Kind::Comparison, 1)
         }
@@ -235,6 +245,12 @@ fn trace(path: &Path, header: &TraceHeader) -> Row {
     let reissued = header.reissued.as_ref();
     let rejected = reissued.is_some_and(|r| !r.rejected.is_empty());
     let from = header.imported.is_some();
+    // that of a ladder lies in <ladder>/trace, those of a campaign in <campaign>/traces/<run>
+    let up = match (folder_name(path, 1).as_str(), folder_name(path, 2).as_str()) {
+        ("trace", _) => 2,
+        (_, "traces") => 3,
+        _ => 1,
+    };
     Row {
         name: match (reissued, from) {
             (Some(_), _) => "read again".into(),
@@ -247,7 +263,7 @@ fn trace(path: &Path, header: &TraceHeader) -> Row {
         runs: 1,
         verdict: if rejected { Verdict::Rejected } else { Verdict::Measured },
         says: reissued.map(|r| r.rejected.join("; ")).unwrap_or_default(),
-        ..blank(path, Kind::Trace, 1)
+        ..blank(path, Kind::Trace, up)
     }
 }
 

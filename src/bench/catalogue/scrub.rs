@@ -20,6 +20,8 @@ const PATH_KEYS: [&str; 11] = [
 ];
 /// Keys whose text is data in base64, in which `/` is a digit.
 const DATA_KEYS: [&str; 1] = ["clat_hdr"];
+/// Maps whose keys are arms.
+const NAME_MAPS: [&str; 5] = ["rejected", "fired", "refused", "verdict", "tokens"];
 /// Account names that say nothing of anybody.
 const NOBODY: [&str; 4] = ["root", "user", "nobody", "host"];
 
@@ -100,14 +102,30 @@ impl Scrub {
                 Value::Array(self.command(key, items).into_iter().map(|v| self.of(key, v)).collect())
             }
             Value::Object(map) => {
-                Value::Object(map.into_iter().map(|(k, v)| (self.text(&k), self.of(&k, v))).collect())
+                // Names stand only where arms are keys; elsewhere a key is the record's own word, whatever an account is called.
+                let named = NAME_MAPS.contains(&key) && map.values().all(|v| v.is_string() || v.is_array());
+                let name = |k: &str| if named { self.text(k) } else { k.to_string() };
+                Value::Object(map.into_iter().map(|(k, v)| (name(&k), self.of(&k, v))).collect())
             }
             other => other,
         }
     }
 
-    /// The words of a command: what follows `--prompt` is a prompt.
+    /// The words of a command: what follows `--prompt` is a prompt, and of whatever else looks like a path only the last part
+    /// stays.
     fn command(&self, key: &str, mut words: Vec<Value>) -> Vec<Value> {
+        let mut is_prompt = false;
+        for word in words.iter_mut().filter(|_| key == "command") {
+            let Some(text) = word.as_str() else { continue };
+            if std::mem::replace(&mut is_prompt, text == "--prompt") || text.starts_with("--prompt=") {
+                continue;
+            }
+            let (flag, value) = match text.split_once('=').filter(|_| text.starts_with("--")) {
+                Some((flag, value)) => (format!("{flag}="), value),
+                None => (String::new(), text),
+            };
+            *word = Value::String(flag + value.trim_end_matches('/').rsplit('/').next().unwrap_or_default());
+        }
         if key == "command" && self.without_prompts {
             let at = words.iter().position(|w| w.as_str() == Some("--prompt"));
             if let Some(prompt) = at.and_then(|at| words.get_mut(at + 1)) {
@@ -209,16 +227,17 @@ mod tests {
         s.learn("see /home/grace/x and /Users/linus/y");
         let value = json!({
             "store": "../ada/models/k3", "prompt": "a story of grace", "clat_hdr": "/home/ada/++",
-            "command": ["ladder", "--store=/home/ada/k3", "--prompt", "a secret"],
-            "mounts": [{"path": "/mnt/fast/"}], "ada": {"linus": 1}, "n": 1.5,
+            "command": ["ladder", "--store=/home/ada/k3", "--prompt", "a secret", "--drives", "../clients/my project/d.toml"],
+            "mounts": [{"path": "/mnt/fast/"}], "rejected": {"ada": "x", "linus": "y"}, "ada_share": {"linus": 1}, "n": 1.5,
         });
         let kept = s.value(value.clone());
         assert_eq!(kept["store"], "k3");
         assert_eq!(kept["prompt"], "a story of user");
         assert_eq!(kept["clat_hdr"], "/home/ada/++");
-        assert_eq!(kept["command"], json!(["ladder", "--store=k3", "--prompt", "a secret"]));
+        assert_eq!(kept["command"], json!(["ladder", "--store=k3", "--prompt", "a secret", "--drives", "d.toml"]));
         assert_eq!(kept["mounts"][0]["path"], "fast");
-        assert_eq!(kept["user"]["user"], 1);
+        assert_eq!(kept["rejected"], json!({"user": "y"}), "an arm may be called like somebody");
+        assert_eq!(kept["ada_share"]["linus"], 1, "a key of the format stays what it is");
         s.without_prompts = true;
         let kept = s.value(value);
         assert_eq!((&kept["prompt"], &kept["command"][3]), (&json!("(left out)"), &json!("(left out)")));

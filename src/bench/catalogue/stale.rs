@@ -153,7 +153,14 @@ fn comparison(path: &Path, row: &Row, today: &mut Today, out: &mut Judgement) ->
     let file = CampaignFile::load(folder).map_err(|e| e.to_string())?;
     let first = first_run(folder, |_| true);
     for arm in file.arms.iter().filter(|a| a.name == row.name || Some(&a.name) == row.control.as_ref()) {
-        Compared { today, out, who: arm.name.clone() }.arm(arm);
+        let mut compared = Compared { today, out, who: arm.name.clone() };
+        compared.arm(arm);
+        // the arms may use different drives
+        if let Some(run) = first_run(folder, |record| record.arm == arm.name) {
+            compared.map(&run);
+        } else {
+            compared.unknown("drive-map", "no run of the arm is kept");
+        }
     }
     Compared { today, out, who: String::new() }.campaign(&file, first.as_ref());
     merge_arms(out);
@@ -170,7 +177,8 @@ fn rung(path: &Path, row: &Row, today: &mut Today, out: &mut Judgement) -> Resul
     let ladder: LadderRecord = read_versioned(path, LADDER_VERSION).map_err(|e| e.to_string())?;
     let first = first_run(folder, |record| record.arm == row.name);
     Compared { today, out, who: String::new() }.rung(&ladder, folder, &row.name, first.as_ref());
-    if !ladder.command.is_empty() {
+    // whatever else a record says is no command that climbs it
+    if ladder.command.first().is_some_and(|word| word == "ladder" || word == "demo") {
         let words: Vec<String> = ladder.command.iter().map(|w| quoted(w)).collect();
         out.again = format!("argodrive {}", words.join(" "));
         return Ok(());
@@ -234,6 +242,16 @@ pub fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) {
         word.to_string()
     } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
+        let escaped = |c: char| match c {
+            '\n' => "\\n".to_string(),
+            '\t' => "\\t".to_string(),
+            '\\' | '\'' => format!("\\{c}"),
+            c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+            c => c.to_string(),
+        };
+        match word.chars().any(char::is_control) {
+            true => format!("$'{}'", word.chars().map(escaped).collect::<String>()),
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
     }
 }

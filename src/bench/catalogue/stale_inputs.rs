@@ -56,7 +56,7 @@ impl Compared<'_> {
         }
     }
 
-    fn unknown(&mut self, input: &'static str, why: &str) {
+    pub fn unknown(&mut self, input: &'static str, why: &str) {
         self.out.asked.insert(input);
         let unknown = Unknown { input, why: why.to_string() };
         if !self.out.unknown.contains(&unknown) {
@@ -73,7 +73,7 @@ impl Compared<'_> {
     }
 
     /// The devices under the drives of a run. An emulated drive's pace is its own, whatever lies under it.
-    fn map(&mut self, record: &RunRecord) {
+    pub fn map(&mut self, record: &RunRecord) {
         for mount in record.mounts.iter().filter(|m| m.emulate.is_none()) {
             let now = self.today.device(&mount.path);
             self.one("drive-map", &mount.device, now);
@@ -160,11 +160,10 @@ impl Compared<'_> {
             Some(run) => {
                 self.one("kernel", &run.environment.kernel, Ok(self.today.environment.kernel.clone()));
                 self.one("cpu", &run.environment.cpu, Ok(self.today.environment.cpu.clone()));
-                self.map(run);
             }
-            None => ["kernel", "cpu", "drive-map"]
-                .into_iter()
-                .for_each(|input| self.unknown(input, "no run of the campaign is kept")),
+            None => {
+                ["kernel", "cpu"].into_iter().for_each(|input| self.unknown(input, "no run of the campaign is kept"))
+            }
         }
         if let Some(source) = &file.source {
             self.experiment(file, source);
@@ -211,6 +210,8 @@ impl Compared<'_> {
                     let now = self.today.file(file);
                     self.one("prompt", run.inputs.get(PROMPT).map_or("", String::as_str), now);
                 }
+                self.tables(run.config.reader.prefetch_table.as_deref(), "predictor", run.inputs.get(TABLE));
+                self.tables(run.config.reader.cache_heat.as_deref(), "cache-heat", run.inputs.get(CACHE_HEAT));
             }
             None => ["code", "kernel", "cpu", "drive-map", "model", "prompt"]
                 .into_iter()
@@ -225,12 +226,20 @@ impl Compared<'_> {
         let value = |flag: &str| value_of(&ladder.command, flag).map(PathBuf::from);
         let drives = folder.join("drives.toml");
         match value("--drives") {
-            Some(path) => self.same_drives(&drives, &path),
+            Some(path) => self.same_drives(&drives, &path, value_of(&ladder.command, "--order")),
             None => self.unknown("drives", "the command names none"),
         }
         let plan_path = folder.join(format!("{name}.plan.json"));
         let plan: Option<Plan> = crate::bench::planning::read_plan(&plan_path).ok();
         let then = |name: &str| plan.as_ref().and_then(|p| p.inputs.get(name)).cloned().unwrap_or_default();
+        if let Some(path) = value("--fixed-plan") {
+            let now = self.today.plan(&path);
+            self.one("plan", ladder.fixed_plan.as_deref().unwrap_or(""), now);
+            if value("--profile").is_some() {
+                self.unknown("profile", "a part of a fixed plan does not hold its digest");
+            }
+            return;
+        }
         for (input, flag) in [("policy", "--policy"), ("profile", "--profile")] {
             if let Some(path) = value(flag) {
                 let now = self.today.file(&path);
@@ -243,13 +252,16 @@ impl Compared<'_> {
         }
     }
 
-    fn same_drives(&mut self, then: &Path, now: &Path) {
+    /// The drives of a ladder; those that its `--order` names, in that order.
+    fn same_drives(&mut self, then: &Path, now: &Path, order: Option<&str>) {
         let sorted = |path: &Path| {
             let mut drives = spec::load(path).map_err(|e| e.to_string())?;
             for drive in &mut drives {
                 drive.path = drive.path.canonicalize().unwrap_or_else(|_| drive.path.clone());
             }
-            drives.sort_by(|a, b| a.name.cmp(&b.name));
+            let place = |name: &str| order.and_then(|o| o.split(',').position(|n| n == name));
+            drives.retain(|d| order.is_none() || place(&d.name).is_some());
+            drives.sort_by(|a, b| (place(&a.name), &a.name).cmp(&(place(&b.name), &b.name)));
             Ok::<_, String>(crate::bench::inputs::drives_digest(&drives))
         };
         match sorted(then) {

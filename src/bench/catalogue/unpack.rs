@@ -109,26 +109,31 @@ fn contents(entry: &Entry) -> Result<Vec<Row>, String> {
     }
 }
 
+/// Elements that figures of results are made of.
+const DRAWN: [&str; 12] =
+    ["svg", "title", "desc", "g", "text", "tspan", "rect", "line", "path", "circle", "polyline", "polygon"];
+
+/// Names behind each `<`, without the slash of an end.
+fn element_names(text: &str) -> impl Iterator<Item = &str> {
+    text.split('<').skip(1).map(|rest| {
+        let rest = rest.strip_prefix('/').unwrap_or(rest);
+        rest.split(|c: char| c.is_whitespace() || c == '>' || c == '/').next().unwrap_or_default()
+    })
+}
+
 /// Refuses a drawing that would do or fetch something when it is opened.
 fn svg(text: &str) -> Result<(), String> {
     let lower = text.to_ascii_lowercase();
     if !lower.contains("<svg") {
         return Err("no SVG figure".into());
     }
-    let active = [
-        "<script",
-        "<foreignobject",
-        "<!entity",
-        "<!doctype",
-        "<iframe",
-        "<image",
-        "<use",
-        "<style",
-        "href",
-        "javascript:",
-        "url(http",
-        "@import",
-    ];
+    if let Some(name) = element_names(&lower).find(|name| !DRAWN.contains(name)) {
+        return Err(format!("a figure of results draws and does nothing else; this one has an element `{name}`"));
+    }
+    if lower.match_indices("url(").any(|(at, _)| !lower[at + 4..].starts_with('#')) {
+        return Err("a figure of results draws and does nothing else; this one refers to something outside".into());
+    }
+    let active = ["href", "javascript:", "@import"];
     if let Some(word) = active.iter().find(|w| lower.contains(**w)) {
         return Err(format!("a figure of results draws and does nothing else; this one has `{word}`"));
     }
@@ -165,6 +170,11 @@ impl Bundle {
             return Err(fail(&folder, "something else is there; give --label another name".into()));
         }
         let growing = into.join(IMPORTED).join(format!(".{label}.{}.tmp", std::process::id()));
+        // what a killed import left under this name was never checked
+        match fs::remove_dir_all(&growing) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail(&growing, e.to_string())),
+            _ => {}
+        }
         let written =
             self.write(&growing).and_then(|()| fs::rename(&growing, &folder).map_err(|e| (folder.clone(), e)));
         if let Err((path, e)) = written {
@@ -264,6 +274,9 @@ mod tests {
             b"<svg onload = 'x()'></svg>",
             b"<svg><a xlink:href='http://x'/></svg>",
             b"<svg style='fill:url(http://x)'/>",
+            b"<svg style='fill:url( \"//x/p\")'/>",
+            b"<svg xmlns:s='http://www.w3.org/2000/svg'><s:script>1</s:script></svg>",
+            b"<!DOCTYPE svg [<!ENTITY a 'b'>]><svg/>",
         ] {
             says(with("x/f.svg", bad), "does nothing else");
         }

@@ -176,7 +176,7 @@ pub fn check_options(repetitions: usize, max_new: usize, rungs: usize) -> Result
         return no("--max-new must be at least 2: a decode rate needs two tokens".into());
     }
     if rungs == 0 {
-        return no("--rungs: there is no such set of drives; emulated drives share no uplink".into());
+        return no("--rungs: there is no such set of drives; no two of them share an uplink that is known".into());
     }
     if rungs > MAX_RUNGS || rungs.saturating_mul(repetitions) > MAX_RUNS {
         return no(format!(
@@ -465,7 +465,7 @@ mod tests {
         assert!(check_options(6, 64, 4).is_ok());
         assert!(says(0, 64, 4).contains("--repetitions"));
         assert!(says(6, 1, 4).contains("--max-new"));
-        assert!(says(6, 64, 0).contains("share no uplink"));
+        assert!(says(6, 64, 0).contains("share an uplink"));
         assert!(says(6, 64, MAX_RUNGS + 1).contains("fewer --rungs"));
         assert!(says(MAX_RUNS, 64, 2).contains("lower --repetitions"));
     }

@@ -31,6 +31,8 @@ pub(super) struct Barriers {
     schedule: Schedule,
     asked: Asked,
     known: Known,
+    /// The runs keep or guess experts, which readings and simulations leave out.
+    more_than_demand: bool,
 }
 
 /// Mean barrier and decode rate of a rung, simulated.
@@ -52,6 +54,8 @@ impl Barriers {
         // A limit that so few barriers never reach must not reject the reading.
         asked.given.clear();
         let usual = ReaderOptions::default();
+        let reader = &asked.config.reader;
+        let more_than_demand = reader.cache_bytes > 0 || reader.prefetch != usual.prefetch;
         let widest = schedule.barriers.iter().map(|b| b.experts.len()).max().unwrap_or(0);
         asked.config.reader = ReaderOptions {
             prefetch: usual.prefetch,
@@ -65,7 +69,7 @@ impl Barriers {
             ..asked.config.reader
         };
         let known = spec.profile.map_or(Known::Trace, |p| Known::Profile(Box::new(p.clone())));
-        Ok(Self { trace: trace.to_path_buf(), schedule, asked, known })
+        Ok(Self { trace: trace.to_path_buf(), schedule, asked, known, more_than_demand })
     }
 
     /// Where the drives of the simulation come from.
@@ -114,7 +118,7 @@ impl Barriers {
             let all = runs(&loaded.work, &setup, SEED, REPEATS).map_err(fail)?;
             let figures = predict(&loaded.work, &setup, &all, SEED).ok_or("there is nothing to simulate")?;
             let decode = figures.phases.iter().find(|p| p.phase == DECODE).ok_or("no pass was decoded")?;
-            let decode_tok_s = figures.tok_s.map(|t| t.0.estimate);
+            let decode_tok_s = figures.tok_s.map(|t| t.0.estimate).filter(|_| !self.more_than_demand);
             Ok(Predicted { barrier_mean_ns: decode.mean_ns.0.estimate, decode_tok_s })
         })
     }
@@ -129,6 +133,9 @@ impl Barriers {
         };
         if !takes_more(&policy) {
             return OneMore::Cannot(format!("the policy {} names what each drive holds", policy.policy.name()));
+        }
+        if self.more_than_demand {
+            return OneMore::Cannot("runs kept experts or read them ahead, which the simulation leaves out".into());
         }
         let found = self.with_loaded(top, |spec, loaded| {
             let device = loaded.drives.devices.iter().find(|d| d.name == like);

@@ -260,6 +260,9 @@ impl LadderRecord {
         }
         let no = |e: serde_json::Error| format!("no ladder.json of this program: {e}");
         let Head { version } = serde_json::from_str(text).map_err(no)?;
+        if version == 0 {
+            return Err("version 0 was never written".into());
+        }
         if version > LADDER_VERSION {
             return Err(format!("version {version} was written by a newer argodrive; use that one"));
         }

@@ -225,6 +225,9 @@ fn advice(
             OneMore::Cannot(format!("simulated, the I/O gain of these drives is {off:+.1} % off what was read"))
         }
         (None, _) => OneMore::Cannot("there is no trace".into()),
+        (Some(_), None) if top.simulated.as_ref().is_none_or(|s| s.off.is_none()) => {
+            OneMore::Cannot("the I/O gain of these drives was not read, or not simulated".into())
+        }
         (Some(barriers), None) => {
             // Like the last one, or like the only one.
             let like = top.added.as_ref().and_then(|a| a.drives.last()).or(top.drives.last());

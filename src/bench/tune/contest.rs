@@ -24,6 +24,10 @@ impl Session<'_> {
         let (mut kept, mut dropped, mut plans) = (Vec::new(), Vec::new(), Vec::new());
         for finalist in finalists {
             let plan = read_plan(&finalist.plan_file)?;
+            if plan.hash()? != finalist.plan_hash {
+                let path = finalist.plan_file.display();
+                return Err(TuneError::Option(format!("{path}: not the plan that was ranked any more; give --fresh")));
+            }
             plans.push(plan);
             match self.inputs.check_room(&plans, self.spec.margin_bytes) {
                 Ok(()) => kept.push(finalist),
@@ -49,7 +53,16 @@ impl Session<'_> {
         if let Some(then) = self.begun() {
             let known: Vec<Finalist> =
                 finalists.iter().filter(|f| then.arms.iter().any(|a| a.name == f.arm)).cloned().collect();
-            if known.len() + 1 == then.arms.len() {
+            let as_asked = self.spec.pairs.is_none_or(|pairs| pairs == then.protocol.pairs);
+            if as_asked && known.len() + 1 == then.arms.len() {
+                let begun = |f: &&Finalist| !known.iter().any(|k| k.arm == f.arm);
+                for left_out in finalists.iter().filter(begun) {
+                    reasons.push(format!(
+                        "{} is not measured: the campaign that was begun has {} candidates; --fresh begins anew",
+                        left_out.arm,
+                        known.len()
+                    ));
+                }
                 return Ok(Some((known, then.protocol.pairs)));
             }
         }
@@ -171,6 +184,8 @@ impl Session<'_> {
         let record = folder.join(CAMPAIGN_FILE);
         let record = std::path::absolute(&record).unwrap_or(record);
         let written = promote::promote(&spec.profile, finalist, file, results, winner, &record)?;
-        Ok(TuneResult::promoted(finalist, written, reasons, results.emulated))
+        let mut result = TuneResult::promoted(finalist, written, reasons, results.emulated);
+        result.rejected = decision.rejected;
+        Ok(result)
     }
 }

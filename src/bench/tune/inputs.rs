@@ -106,6 +106,10 @@ impl Inputs {
         if prompts.is_empty() {
             return no("no evaluation prompt: give --prompt-file");
         }
+        let again = |(at, p): &(usize, &Prompt)| prompts[..*at].iter().any(|before| before.name == p.name);
+        if let Some((_, twice)) = prompts.iter().enumerate().find(again) {
+            return no(format!("two prompts are called `{}`; rename one of the files", twice.name));
+        }
         let heat_prompts = load(&spec.heat_prompts)?;
         let heat = match &spec.heat {
             None => None,
@@ -302,6 +306,10 @@ fn check_numbers(spec: &TuneSpec) -> Result<(), TuneError> {
     }
     if !spec.only.is_empty() && !spec.only.contains(&Tunable::Layout) && !spec.policies.is_empty() {
         return no("--policy gives layouts, and --only leaves layouts as they are; leave one of them out");
+    }
+    let heat = spec.heat.is_some() || !spec.heat_prompts.is_empty();
+    if !spec.only.is_empty() && !spec.only.contains(&Tunable::Layout) && heat {
+        return no("heat is for layouts, and --only leaves layouts as they are; leave one of them out");
     }
     Ok(())
 }

@@ -267,6 +267,12 @@ impl Session<'_> {
         let heat = self.heat(&current, on_event)?;
         self.ranking(&current, &ceiling, heat.as_ref(), on_event)?;
         let finalists = self.file.ranking.as_ref().map(|r| r.finalists.clone()).unwrap_or_default();
+        let mut others = self.file.ranking.iter().flat_map(|r| &r.candidates).filter(|c| !c.changes.is_empty());
+        if finalists.is_empty() && others.clone().next().is_some() && others.all(|c| c.gain.is_none()) {
+            let why = "the traced text has too few decoded tokens to compare anything; give a prompt whose text goes on, or \
+                       more --max-new";
+            return Ok(TuneResult::rejected("no candidate could be compared: kept", vec![why.into()]));
+        }
         if finalists.is_empty() {
             let least = 100.0 * rank::RESOLUTION;
             let why =
@@ -290,8 +296,10 @@ impl Session<'_> {
             return Ok(result);
         };
         for finalist in &finalists {
+            self.go_on()?;
             self.stage(finalist, on_event)?;
         }
+        self.go_on()?;
         self.measure(&current, &finalists, pairs, on_event)?;
         self.conclude(&finalists, reasons)
     }

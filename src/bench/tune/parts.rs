@@ -153,7 +153,8 @@ impl Session<'_> {
         let settings = serde_json::to_string(&config).map_err(|e| TuneError::Option(e.to_string()))?;
         let program = crate::bench::environment::version();
         let (model, plan) = (&inputs.model.manifest.model_id, inputs.plan.hash()?);
-        Ok(digest_of(&[model, &plan, &drives_digest(inputs), &settings, prompt, &program]))
+        let tables = format!("{:?}", crate::bench::inputs::of_tables(&current.config));
+        Ok(digest_of(&[model, &plan, &drives_digest(inputs), &settings, prompt, &program, &tables]))
     }
 
     /// One run with a trace in `folder`, which is made anew.
@@ -187,7 +188,7 @@ impl Session<'_> {
     }
 
     /// An error once the user or the budget says stop.
-    fn go_on(&self) -> Result<(), TuneError> {
+    pub(super) fn go_on(&self) -> Result<(), TuneError> {
         if self.limits.over() { Err(TuneError::Interrupted(self.folder.to_path_buf())) } else { Ok(()) }
     }
 
@@ -205,9 +206,10 @@ impl Session<'_> {
         let digest = self.run_digest(current, &digests.join("\n"))?;
         if let Some(part) = self.file.heat.as_ref().filter(|p| p.inputs == digest)
             && let Ok(text) = std::fs::read_to_string(&part.file)
+            && let Ok(heat) = Heat::parse(&text)
         {
             on_event(Event::Reused("heat"));
-            return Ok(Some(Heat::parse(&text)?));
+            return Ok(Some(heat));
         }
         let folder = self.folder.join("heat-trace");
         let mut heats = Vec::with_capacity(inputs.heat_prompts.len());
@@ -262,7 +264,8 @@ impl Session<'_> {
         }
         let (layouts, mut skipped) = layouts(spec, inputs, ceiling, heat)?;
         let options = &current.config.reader;
-        let (tunable, unprovable) = tunable(&spec.only, &trace.unproved, inputs.plan.replica_count() > 0);
+        let copies = inputs.plan.replica_count() > 0;
+        let (tunable, unprovable) = tunable(&spec.only, &trace.unproved, copies, options.cache_bytes > 0);
         skipped.extend(unprovable);
         let known = Known::Profile(Box::new(ceiling.clone()));
         let load_on = |plan| {
@@ -304,7 +307,8 @@ impl Session<'_> {
             let layout = &layouts[scored.layout];
             let plan_file = match (layout.current, &current.config.plan) {
                 (true, Some(path)) => path.clone(),
-                _ => self.write_plan(&layout.name, &layout.plan)?,
+                // by what it says: two policies may have one name, and `current` is the control's
+                _ => self.write_plan(&format!("plan-{}", scored.line.plan_hash), &layout.plan)?,
             };
             let mut profile = apply(&inputs.table, options, &scored.options);
             put(&mut profile, "plan", &plan_file);
@@ -353,12 +357,14 @@ impl Session<'_> {
 }
 
 /// What may be tried: what was asked for, less what the current profile could not prove beside a candidate.
-fn tunable(only: &[Tunable], unproved: &[String], copies: bool) -> (Vec<Tunable>, Vec<Skipped>) {
+fn tunable(only: &[Tunable], unproved: &[String], copies: bool, caches: bool) -> (Vec<Tunable>, Vec<Skipped>) {
     let (mut out, mut skipped) = (Vec::new(), Vec::new());
     for what in Tunable::ALL.into_iter().filter(|t| only.is_empty() || only.contains(t)) {
         // Where there are no copies, a campaign asks the control for no proof of its choice between them.
         let free = what == Tunable::Layout || what == Tunable::Dispatch && !copies;
-        match what.knobs().iter().find(|k| !free && unproved.iter().any(|u| u == *k)) {
+        // A control without a cache owes no proof of who stays in it.
+        let owed = |knob: &str| !free && (caches || knob != Knob::CachePolicy.name());
+        match what.knobs().iter().find(|k| owed(k) && unproved.iter().any(|u| u == *k)) {
             None => out.push(what),
             Some(knob) => skipped.push(Skipped {
                 name: what.name().into(),
@@ -375,8 +381,11 @@ fn tunable(only: &[Tunable], unproved: &[String], copies: bool) -> (Vec<Tunable>
 /// A layout's name as that of an arm, unlike those before it.
 fn arm_name(name: &str, before: &[Finalist]) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '.' };
-    let short: String = name.trim_start_matches('.').chars().take(ARM_CHARS).map(plain).collect();
-    let short = if short == "current" { "candidate".to_string() } else { short };
+    let short: String = name.chars().take(ARM_CHARS).map(plain).collect();
+    let short = match short.trim_start_matches('.') {
+        "" | "current" => "candidate".to_string(),
+        short => short.to_string(),
+    };
     let taken = |n: &String| before.iter().any(|f| f.arm == *n);
     let numbered = (2..).map(|n| format!("{short}-{n}"));
     std::iter::once(short.clone()).chain(numbered).find(|n| !taken(n)).unwrap_or(short)
@@ -390,12 +399,16 @@ mod tests {
     #[test]
     fn what_the_control_cannot_prove_is_not_tried() {
         let open = ["queue_depth".to_string(), "dispatch".into()];
-        let (with, skipped) = tunable(&[], &open, true);
+        let (with, skipped) = tunable(&[], &open, true, true);
         assert_eq!(with, [Tunable::Layout, Tunable::Cache, Tunable::Prefetch]);
         assert_eq!(skipped.len(), 2);
-        let (without, _) = tunable(&[], &open, false);
+        let (without, _) = tunable(&[], &open, false, true);
         assert!(without.contains(&Tunable::Dispatch), "one home each: the control owes no proof");
-        assert_eq!(tunable(&[Tunable::Cache], &[], true).0, [Tunable::Cache]);
+        assert_eq!(tunable(&[Tunable::Cache], &[], true, true).0, [Tunable::Cache]);
+        // A campaign asks for `split` too where dispatch differs, and for the policy where caches do.
+        assert!(!tunable(&[], &["split".into()], true, true).0.contains(&Tunable::Dispatch));
+        assert!(!tunable(&[], &["cache_policy".into()], true, true).0.contains(&Tunable::Cache));
+        assert!(tunable(&[], &["cache_policy".into()], true, false).0.contains(&Tunable::Cache));
     }
 
     #[test]
@@ -414,6 +427,7 @@ mod tests {
         };
         assert_eq!(arm_name("my layout", &[finalist(first)]), "my.layout-2");
         assert_eq!(arm_name("current", &[]), "candidate");
+        assert_eq!((arm_name("\u{fc}ber", &[]), arm_name("\u{fc}", &[])), ("ber".into(), "candidate".into()));
         assert!(arm_name(&"x".repeat(100), &[]).len() <= 40);
     }
 }

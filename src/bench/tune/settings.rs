@@ -2,6 +2,7 @@
 //!
 //! Only what can be simulated and proved is tried: engines, direct reads, hedges and guesses of the decoder are not.
 
+use crate::bench::config::OF_PREFETCH;
 use crate::reader::{CachePolicy, DispatchPolicy, PrefetchPolicy, ReaderOptions};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -16,9 +17,6 @@ const BUFFER_QUARTERS: u64 = 3;
 const LEAST_EXPERTS: u64 = 4;
 /// Sizes of caches are multiples of this.
 const CACHE_STEP_BYTES: u64 = 4096;
-/// Keys that do nothing without a guesser.
-const OF_PREFETCH: [&str; 4] = ["prefetch_depth", "prefetch_experts", "prefetch_queue_depth", "prefetch_governor"];
-
 /// What tuning may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tunable {
@@ -49,13 +47,13 @@ impl Tunable {
         }
     }
 
-    /// The settings of a run whose proof an arm owes when this is changed.
+    /// The settings of a run whose proof a campaign asks of both arms when this differs.
     pub fn knobs(self) -> &'static [&'static str] {
         match self {
             Self::Layout => &["layout"],
-            Self::Dispatch => &["dispatch"],
+            Self::Dispatch => &["dispatch", "split"],
             Self::QueueDepth => &["queue_depth"],
-            Self::Cache => &["cache_bytes"],
+            Self::Cache => &["cache_bytes", "cache_policy"],
             Self::Prefetch => &["prefetch"],
         }
     }
@@ -110,7 +108,7 @@ pub fn apply(profile: &toml::Table, current: &ReaderOptions, new: &ReaderOptions
         reader.remove(key);
     }
     if new.prefetch == PrefetchPolicy::None {
-        OF_PREFETCH.iter().for_each(|k| drop(reader.remove(*k)));
+        OF_PREFETCH.iter().for_each(|k| drop(reader.remove(k.name())));
     }
     if !reader.is_empty() {
         out.insert("reader".into(), reader.into());

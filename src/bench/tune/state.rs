@@ -252,12 +252,14 @@ impl TuneFile {
         })
     }
 
-    /// The newest tune in `root` that has not ended and is of the same model, drives and profile as `new`.
+    /// The newest tune in `root` that has not ended and is of the same model, drives and profile as `new`. Files of other versions
+    /// are passed over.
     pub(super) fn unfinished(root: &Path, new: &Self) -> Result<Option<(PathBuf, Self)>, TuneError> {
         let entries = std::fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
         let mut found: Vec<(PathBuf, Self)> = Vec::new();
         for folder in entries.filter(|p| p.join(TUNE_FILE).exists()) {
-            let file = Self::load(&folder)?;
+            // one that cannot be read is nothing to go on with
+            let Ok(file) = Self::load(&folder) else { continue };
             found.push((folder, file));
         }
         found.retain(|(_, f)| f.identity == new.identity);

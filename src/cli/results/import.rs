@@ -3,6 +3,7 @@
 use super::super::verdict::wrapped;
 use super::super::{WIDTH, print, print_json};
 use super::list;
+use super::table::plain;
 use crate::bench::catalogue::beside::{Beside, Said, Shape, beside};
 use crate::bench::catalogue::unpack::open;
 use crate::bench::catalogue::walk::Catalogue;
@@ -29,6 +30,9 @@ pub struct Args {
     /// Check and compare; write nothing
     #[arg(long)]
     dry_run: bool,
+    /// Leave records of other versions in --into out of the comparison
+    #[arg(long)]
+    lenient: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -38,7 +42,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let bundle = open(&args.file)?;
     // records of another version are found before anything is written
-    let mine = if args.into.exists() { list::read(&args.into, false)? } else { Catalogue::default() };
+    let mine = if args.into.exists() { list::read(&args.into, args.lenient)? } else { Catalogue::default() };
     let label = args.label.as_deref().unwrap_or(&bundle.manifest.label);
     let folder = if args.dry_run {
         None
@@ -55,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    print(&format!("{} records of {label}, made by argodrive {}", records.len(), bundle.manifest.argodrive))?;
+    print(&format!("{} records of {label}, made by argodrive {}", records.len(), plain(&bundle.manifest.argodrive)))?;
     if let Some(folder) = &folder {
         print(&folder.display().to_string())?;
     }

@@ -222,7 +222,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Format::Csv => export::csv(rows, None)?,
             Format::Parquet => export::parquet(rows, None)?,
             Format::Json => json(&serde_json::json!({
-                "rows": export::json(rows, None)?, "inside": picked.inside, "left_out": faults(&all),
+                "version": export::EXPORT_VERSION, "rows": export::json(rows, None)?, "inside": picked.inside, "left_out": faults(&all),
             }))?,
         };
         write(args, &bytes)?;
@@ -234,7 +234,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Format::Markdown => table::groups_markdown(&groups, &titles).into_bytes(),
             Format::Csv | Format::Parquet => export::groups_csv(&groups, &args.group_by)?,
             Format::Json => json(&serde_json::json!({
-                "keys": titles, "groups": serde_json::to_value(&groups)?, "left_out": faults(&all),
+                "version": export::EXPORT_VERSION, "keys": titles, "groups": serde_json::to_value(&groups)?, "left_out": faults(&all),
             }))?,
         };
         write(args, &bytes)?;
@@ -265,7 +265,9 @@ fn show_stale(args: &Args, format: Format, rows: &[&Row], judged: &[Judgement], 
         Format::Markdown => table::markdown(rows, Some(judged)).into_bytes(),
         Format::Csv => export::csv(rows, Some(judged))?,
         Format::Parquet => export::parquet(rows, Some(judged))?,
-        Format::Json => json(&serde_json::json!({"rows": export::json(rows, Some(judged))?, "left_out": left_out}))?,
+        Format::Json => json(&serde_json::json!({
+            "version": export::EXPORT_VERSION, "rows": export::json(rows, Some(judged))?, "left_out": left_out,
+        }))?,
     };
     write(args, &bytes)
 }

@@ -30,7 +30,7 @@ fn dash(text: String) -> String {
 }
 
 /// Text of a record without control characters: it may come from elsewhere.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

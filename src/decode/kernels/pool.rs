@@ -5,7 +5,7 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -186,7 +186,13 @@ impl Pool {
     /// Calls `work` once with each of `0..chunks`, on any thread and in any order, and returns when all are done. Allocates
     /// nothing. A caller that finds the workers busy does everything itself.
     pub fn run(&self, chunks: usize, work: &Work<'_>) {
-        let own = if chunks > 1 && !self.workers.is_empty() { self.caller.try_lock().ok() } else { None };
+        let own = match self.caller.try_lock() {
+            _ if chunks < 2 || self.workers.is_empty() => None,
+            Ok(own) => Some(own),
+            // somebody's chunk has panicked; the workers are as able as before
+            Err(TryLockError::Poisoned(own)) => Some(own.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
         if own.is_none() {
             (0..chunks).for_each(work);
             self.shared.taken[0].fetch_add(chunks as u64, Relaxed);
@@ -196,7 +202,8 @@ impl Pool {
         // SAFETY: only the lifetime changes. Workers call `work` only while the offer is open, and `Open` closes it and waits
         // for them before this function returns or unwinds.
         let work: &'static Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
-        // SAFETY: `own` is held, the offer is closed (nobody else opens it) and no worker is inside (`Open` has waited).
+        // SAFETY: `own` is held and the offer is closed: whoever opened it before has waited for all workers inside, and one that
+        // comes inside meanwhile sees it closed and leaves without reading it.
         unsafe { *shared.offer.get() = Offer { work, chunks } };
         shared.next.store(0, SeqCst);
         shared.number.fetch_add(1, SeqCst);
