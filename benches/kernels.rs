@@ -14,7 +14,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use std::hint::black_box;
 
 fn sets() -> Vec<Kernels> {
-    [KernelIsa::Scalar, KernelIsa::Avx2].into_iter().filter_map(Kernels::new).collect()
+    KernelIsa::ALL.into_iter().filter_map(Kernels::new).collect()
 }
 
 fn matmul(c: &mut Criterion) {

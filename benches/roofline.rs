@@ -8,7 +8,7 @@ mod common;
 
 use argodrive::clock::Clock;
 use argodrive::decode::kernels::pool::Pool;
-use argodrive::decode::kernels::{KernelIsa, Kernels, MX_GROUP, Matrix, Rows};
+use argodrive::decode::kernels::{KernelIsa, Kernels, MX_GROUP, Matrix, Rows, SCALE_BYTES};
 use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
 use argodrive::source::Phase;
 use argodrive::stats;
@@ -28,8 +28,13 @@ struct Format {
     matrix: fn(&[u8], usize, usize) -> Matrix<'_>,
 }
 
-const FORMATS: [Format; 2] = [
+const FORMATS: [Format; 3] = [
     Format { name: "bf16", bytes: |r, c| r * c * 2, matrix: |b, r, c| Matrix::bf16(b, r, c) },
+    Format {
+        name: "int8 rows, f32 activations",
+        bytes: |r, c| r * c + r * SCALE_BYTES,
+        matrix: |b, r, c| Matrix::int8_rows(&b[..r * c], &b[r * c..], r, c),
+    },
     Format {
         name: "MXFP4, f32 activations",
         bytes: |r, c| r * c / 2 + r * c / MX_GROUP,
@@ -79,7 +84,7 @@ fn main() {
     let mib = args.first().copied().unwrap_or(1024);
     let threads = if args.len() > 1 { &args[1..] } else { &[1, 2][..] };
     let k = Kernels::new(KernelIsa::detect()).unwrap();
-    // Scale bytes near 127 and small bf16 values: neither subnormals nor infinities slow anything down.
+    // Scale bytes near 127 and bf16 values that are no subnormals. Sums may overflow, which slows nothing down.
     let memory = vec![0x7b7b_3c3d_7b7b_3c3du64; mib << 17];
     let bytes: Vec<u8> = memory.iter().flat_map(|w| w.to_le_bytes()).collect();
     println!("{} kernels, {mib} MiB of weights, medians of {ROUNDS} rounds\n", k.isa());
@@ -118,7 +123,7 @@ fn main() {
         let mut rows = Vec::new();
         for _ in 0..ROUNDS {
             let options =
-                SessionOptions { max_context: 1024, max_rows: 512, clock: Clock::start(), guess: GuessSource::None };
+                SessionOptions { max_context: 2048, max_rows: 512, clock: Clock::start(), guess: GuessSource::None };
             let mut session = Session::new(decoder.clone(), options).unwrap();
             let mut source = TestSource::new(&checkpoint.experts);
             let mut pass = |tokens: &[u32], phase| {
@@ -126,7 +131,8 @@ fn main() {
                 source.barriers.clear();
                 next
             };
-            let mut token = pass(&prompt[..16], Phase::Prefill);
+            // once without a clock: working memory grows to the widest pass
+            let mut token = pass(&prompt, Phase::Prefill);
             let since = Instant::now();
             for _ in 0..64 {
                 token = pass(&[token], Phase::Decode);

@@ -86,8 +86,22 @@ knobs! {
     Kernels = "kernels",
     /// Threads that compute.
     Threads = "threads",
+    /// Where the trunk is.
+    Trunk = "trunk",
+    /// CPUs of compute and of reading.
+    Affinity = "affinity",
+    /// Texts that share a decode pass.
+    Parallel = "parallel",
     /// Prompt rows in one pass.
     PrefillRows = "prefill_rows",
+    /// Who proposes tokens that are checked together.
+    Speculate = "speculate",
+    /// Most proposals in a pass.
+    DraftDepth = "draft_depth",
+    /// Who chooses how many.
+    DraftPolicy = "draft_policy",
+    /// When a proposal is kept.
+    DraftAccept = "draft_accept",
     /// Most tokens of text.
     MaxContext = "max_context",
     /// Most tokens to generate.

@@ -1,9 +1,15 @@
 //! The only assembly: a store becomes a loaded model, a plan and drives become a source of experts. `bench` and `cli`
 //! build everything through here, so that a run is put together in one way only.
 
+mod draft;
+
+pub use draft::{DraftError, DraftModel, draft_identity, measure_draft};
+
 use crate::clock::Clock;
-use crate::decode::{DecodeError, Decoder, GuessSource, KernelIsa, Session, SessionOptions};
+use crate::decode::sampler::SamplerError;
+use crate::decode::{Batch, DecodeError, Decoder, GuessSource, KernelIsa, Session, SessionOptions, TrunkBlocks};
 use crate::drive::spec::DriveSpec;
+use crate::io::paced::PacedDrive;
 use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanDrive, PlanError};
 use crate::layout::planner::{self, Catalog};
@@ -12,11 +18,13 @@ use crate::model::chat::ChatTemplate;
 use crate::model::checkpoint::{CONFIG_FILE, CheckpointError, parse_config, read_bounded, read_stop_ids};
 use crate::model::config::ModelConfig;
 use crate::model::tokenizer::{Tokenizer, TokenizerError};
+use crate::reader::trunk_stream::{TrunkFile, TrunkStream};
 use crate::reader::{ExpertReader, PrefetchPolicy, ReaderError, ReaderOptions};
-use crate::source::{ExpertSource, Lease, SourceError, StepInfo};
-use crate::store::manifest::{DriveManifest, ManifestError, StoreManifest, drive_folder};
+pub use crate::source::NoExperts;
+use crate::store::import::ImportError;
+use crate::store::manifest::{DriveManifest, ManifestError, StoreManifest, TRUNK_FILE, drive_folder};
 use crate::store::memory::InMemory;
-use crate::store::trunk::Trunk;
+use crate::store::trunk::{Trunk, TrunkResidency};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,6 +66,15 @@ pub enum OpenError {
         /// Experts of the model.
         want: usize,
     },
+    /// A draft checkpoint's tensors.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// The draft model.
+    #[error(transparent)]
+    Draft(#[from] DraftError),
+    /// What draws its proposals.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
     /// Plan and store do not belong together.
     #[error("the plan is for model {plan}, the store {} holds {store}; plan again with this store", folder.display())]
     OtherModel {
@@ -85,13 +102,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the store in `folder`; `isa` overrides the kernels that the CPU would get.
+    /// Loads the store in `folder`, its trunk mapped; `isa` overrides the kernels that the CPU would get.
     pub fn load(folder: &Path, isa: Option<KernelIsa>) -> Result<Self, OpenError> {
+        Self::load_as(folder, isa, TrunkResidency::Mapped)
+    }
+
+    /// As [`Model::load`], with the trunk where `residency` says. A streamed one needs [`Model::stream_trunk`] for each session.
+    pub fn load_as(folder: &Path, isa: Option<KernelIsa>, residency: TrunkResidency) -> Result<Self, OpenError> {
         let manifest = StoreManifest::open(folder)?;
         let path = folder.join(CONFIG_FILE);
         let config: ModelConfig = parse_config(&path, &read_bounded(&path, MAX_CONFIG_BYTES)?)?;
         let stop_ids = read_stop_ids(folder, &config)?;
-        let trunk = Arc::new(Trunk::open(folder, &manifest)?);
+        let trunk = Arc::new(Trunk::open_as(folder, &manifest, residency)?);
         let decoder = match isa {
             Some(isa) => Decoder::load_with(config, trunk, isa)?,
             None => Decoder::load(config, trunk)?,
@@ -131,6 +153,33 @@ impl Model {
         prefetch: PrefetchPolicy,
         clock: Clock,
     ) -> Result<Session, OpenError> {
+        let options = self.session_options(max_context, max_rows, prefetch, clock);
+        Ok(Session::new(Arc::clone(&self.decoder), options)?)
+    }
+
+    /// Lanes for `lanes` texts at once, each of at most `max_context` tokens (0 = what the model was made for), of which no
+    /// text can become longer than `longest`, so that no lane holds more. The rest is as for a [session](Model::session).
+    pub fn batch(
+        &self,
+        (max_context, longest): (usize, usize),
+        max_rows: usize,
+        lanes: usize,
+        prefetch: PrefetchPolicy,
+        clock: Clock,
+    ) -> Result<Batch, OpenError> {
+        // A pass over prompts is held to their rows by the request; one over lanes has a row of each.
+        let mut options = self.session_options(max_context, max_rows.max(lanes.saturating_add(1)), prefetch, clock);
+        options.max_context = options.max_context.min(longest);
+        Ok(Batch::new(Arc::clone(&self.decoder), options, lanes)?)
+    }
+
+    fn session_options(
+        &self,
+        max_context: usize,
+        max_rows: usize,
+        prefetch: PrefetchPolicy,
+        clock: Clock,
+    ) -> SessionOptions {
         let guess = match prefetch {
             PrefetchPolicy::NextRouter => GuessSource::Router,
             PrefetchPolicy::Draft => GuessSource::Draft,
@@ -141,8 +190,30 @@ impl Model {
         if knob::skipped(Knob::MaxContext) {
             max_context = longest;
         }
-        let max_rows = max_rows.min(longest);
-        Ok(Session::new(Arc::clone(&self.decoder), SessionOptions { max_context, max_rows, clock, guess })?)
+        SessionOptions { max_context, max_rows: max_rows.min(longest), clock, guess }
+    }
+
+    /// Gives `to` a source for the blocks of a streamed trunk; nothing where the trunk is not streamed. Reads are carried
+    /// out as `options` say, on a drive with the pace `pace` if it is emulated.
+    pub fn stream_trunk(
+        &self,
+        to: &mut TrunkBlocks,
+        options: &ReaderOptions,
+        clock: Clock,
+        pace: Option<Arc<PacedDrive>>,
+    ) -> Result<(), OpenError> {
+        if let Some(blocks) = self.decoder.blocks() {
+            let path = self.folder.join(TRUNK_FILE);
+            let trunk = TrunkFile { path: &path, parts: blocks.parts(), pace };
+            to.take_from(Box::new(TrunkStream::open(&trunk, options, clock)?));
+        }
+        Ok(())
+    }
+
+    /// Which of `mounts` is the store's own drive: the one whose folder is the store's.
+    pub fn own_drive(&self, mounts: &[DriveSpec]) -> Option<usize> {
+        let own = self.folder.canonicalize().ok()?;
+        mounts.iter().position(|m| m.path.canonicalize().is_ok_and(|p| p == own))
     }
 
     /// The plan of a run without one: the store itself is the one drive.
@@ -203,24 +274,4 @@ impl Model {
         }
         Ok(ExpertReader::open(plan, mounts, &options, clock)?)
     }
-}
-
-/// The source of a dense model: it has nothing and is asked for nothing.
-pub struct NoExperts;
-
-impl ExpertSource for NoExperts {
-    fn open_barrier(
-        &mut self,
-        _: &StepInfo,
-        layer: crate::ids::LayerId,
-        _: &[crate::ids::ExpertId],
-    ) -> Result<(), SourceError> {
-        Err(SourceError::Unknown(format!("layer {} asked for experts of a dense model", layer.0)))
-    }
-
-    fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
-        Ok(None)
-    }
-
-    fn close_barrier(&mut self) {}
 }

@@ -106,6 +106,37 @@ impl fmt::Debug for Lease {
     }
 }
 
+/// What a [`BlockSource`] has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounters {
+    /// Blocks handed out.
+    pub blocks: u64,
+    /// Of these, those whose reads had begun before they were asked for.
+    pub ahead: u64,
+    /// Reads that they took.
+    pub reads: u64,
+    /// Bytes that were read for them, alignment included.
+    pub bytes: u64,
+    /// Bytes of blocks that were read and never asked for.
+    pub unused_bytes: u64,
+}
+
+/// Where blocks of weights come from that do not stay in memory. Two are held at a time.
+pub trait BlockSource: Send {
+    /// The bytes of block number `block`, whose place is given up by the next call. While they are used, block `next` is on
+    /// its way. Waits where that was not said in the call before.
+    fn block(&mut self, block: usize, next: Option<usize>) -> Result<&[u8], SourceError>;
+
+    /// What was read.
+    fn counters(&self) -> BlockCounters;
+
+    /// The kernel's numbers of the threads that read.
+    fn threads(&self) -> Vec<u32>;
+
+    /// Waits for what is on its way and gives it up, so that everything read is counted.
+    fn settle(&mut self);
+}
+
 /// Where experts come from. One barrier is open at a time.
 pub trait ExpertSource: Send {
     /// Opens a barrier: `experts` (distinct, any order) of `layer` are now demanded.
@@ -165,4 +196,19 @@ impl Drop for Barrier<'_> {
     fn drop(&mut self) {
         self.source.close_barrier();
     }
+}
+
+/// The source of a dense model: it has nothing and is asked for nothing.
+pub struct NoExperts;
+
+impl ExpertSource for NoExperts {
+    fn open_barrier(&mut self, _: &StepInfo, layer: LayerId, _: &[ExpertId]) -> Result<(), SourceError> {
+        Err(SourceError::Unknown(format!("layer {} asked for experts of a dense model", layer.0)))
+    }
+
+    fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
+        Ok(None)
+    }
+
+    fn close_barrier(&mut self) {}
 }

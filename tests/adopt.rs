@@ -5,6 +5,7 @@ mod prepared;
 
 use argodrive::store::adopt::adopt;
 use argodrive::store::manifest::{Container, DriveManifest, StoreManifest, drive_folder};
+use argodrive::store::trunk_format::TrunkFormat;
 use assert_cmd::Command;
 use prepared::{argodrive, damage, has, ids, json_of, mini_store, policy, refused, repo, snapshot};
 use serde_json::Value;
@@ -134,6 +135,11 @@ fn an_adopted_folder_decodes_in_place_and_can_be_staged_from() {
     // adopting again changes nothing and takes the digests anew, because nothing else proves the files
     let again = json_of(adopting(&experts, &checkpoint).arg("--json"));
     assert_eq!((&again["model_id"], &again["digested"]), (&report["model_id"], &1056.into()));
+
+    // a trunk of another format would be written over this one
+    let mut other = adopting(&experts, &checkpoint);
+    refused(other.args(["--trunk", "int8"]), &["its trunk is bf16", "--trunk bf16"]);
+    argodrive(["verify"]).arg(&store).assert().success();
 }
 
 #[test]
@@ -178,7 +184,7 @@ fn an_interrupted_adoption_goes_on_and_forgets_files_that_changed() {
     let store = dir.path().join("store");
     let total = std::cell::Cell::new(0);
     let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _ = adopt(&experts, &checkpoint, &store, 1, &mut |at| {
+        let _ = adopt(&experts, &checkpoint, &store, TrunkFormat::Bf16, 1, &mut |at| {
             total.set(at.total_bytes);
             assert!(at.done_bytes < at.total_bytes - 100 * 26_112, "stop here");
         });
@@ -192,7 +198,7 @@ fn an_interrupted_adoption_goes_on_and_forgets_files_that_changed() {
     );
     let touched = fs::File::options().write(true).open(experts.join("L1-E0.bin")).unwrap();
     touched.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).unwrap();
-    let report = adopt(&experts, &checkpoint, &store, 1 << 20, &mut |_| {}).unwrap();
+    let report = adopt(&experts, &checkpoint, &store, TrunkFormat::Bf16, 1 << 20, &mut |_| {}).unwrap();
     assert!(report.reused > 800 && report.digested > 100, "{} {}", report.reused, report.digested);
     assert_eq!(report.reused + report.digested, 1056);
     assert_eq!(report.manifest.model_id, StoreManifest::open(mini_store()).unwrap().model_id);

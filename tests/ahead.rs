@@ -58,7 +58,7 @@ fn decode(rig: &Rig, emulate: Option<Emulation>, options: &ReaderOptions) -> Run
         asked: &asked,
         under_test: &BTreeSet::new(),
         streamed: Some((&rig.plan, &mounts)),
-        prompt: &rig.prompt,
+        prompts: std::slice::from_ref(&rig.prompt),
         control: None,
     };
     run(&rig.model, &spec, &mut |_| ControlFlow::Continue(())).unwrap()
@@ -140,7 +140,7 @@ fn a_trace_with_guesses_and_a_cache_is_whole_and_can_be_reported_on() {
         asked: &asked,
         under_test: &BTreeSet::new(),
         streamed: Some((&rig.plan, &mounts)),
-        prompt: &rig.prompt,
+        prompts: std::slice::from_ref(&rig.prompt),
         control: None,
     };
     let result = run(&rig.model, &spec, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -150,7 +150,7 @@ fn from_the_checkpoints_extents_to_the_run_record() {
         asked: &asked,
         under_test: &BTreeSet::from([Knob::Layout]),
         streamed: Some((&plan, &drives.specs)),
-        prompt: &prompt,
+        prompts: std::slice::from_ref(&prompt),
         control: Some(&token_hash(&reference.0)),
     };
     let result = run(&model, &spec, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
@@ -237,7 +237,7 @@ fn a_prompt_in_one_pass_reads_each_expert_once() {
             asked: &asked,
             under_test: &BTreeSet::new(),
             streamed: Some((&plan, &drives.specs)),
-            prompt: &prompt,
+            prompts: std::slice::from_ref(&prompt),
             control: None,
         };
         run(&model, &spec, &mut |_| std::ops::ControlFlow::Continue(())).unwrap()

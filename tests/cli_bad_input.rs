@@ -74,7 +74,10 @@ fn stores_that_are_none_or_not_finished() {
     let mut run = argodrive(["decode", "--prompt", "x", "--store"]);
     refused(run.arg(&half), &["half/store.json", "argodrive import"]);
     refused(argodrive(["import", "--store"]).arg(&missing).arg(dir.path()), &["config.json"]);
-    misused(argodrive(["import", "x", "--store", "y", "--trunk", "int8"]).current_dir(dir.path()), &["int8", "bf16"]);
+    misused(
+        argodrive(["import", "x", "--store", "y", "--trunk", "int3"]).current_dir(dir.path()),
+        &["int3", "bf16", "int8"],
+    );
     assert!(!dir.path().join("y").exists() && !missing.exists());
 }
 

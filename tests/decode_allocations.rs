@@ -4,12 +4,17 @@
 mod common;
 
 use argodrive::clock::Clock;
-use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
+use argodrive::decode::batch::{Batch, BatchRequest};
+use argodrive::decode::generate::{Beside, Request, generate_with};
+use argodrive::decode::sampler::{Sampler, SamplerOptions};
+use argodrive::decode::speculate::{Drafter, DrafterKind, ModelDrafter, NgramDrafter};
+use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions, SpeculateOptions, Speculator};
 use argodrive::ids::{ExpertId, LayerId};
 use argodrive::source::{ExpertSource, Guess, Lease, Phase, SourceError, StepInfo};
 use common::{TestSource, load};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ops::ControlFlow;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -103,5 +108,63 @@ fn nothing_is_allocated_while_a_barrier_is_open() {
         let before = count();
         s.forward(&[40], Phase::Decode, &mut source, Logits::Last, None).unwrap();
         assert_eq!(count() - before, 11, "{guess:?}: one list of experts per barrier, kept by the test's source");
+    }
+}
+
+#[test]
+fn steps_with_proposals_allocate_nothing_once_they_are_warm() {
+    let (checkpoint, draft) = (load("models/argo-mini"), load("models/argo-mini-draft"));
+    let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
+    let draft = Decoder::load(draft.config, draft.trunk).unwrap();
+    let session = |decoder: &std::sync::Arc<Decoder>| {
+        let options =
+            SessionOptions { max_context: 256, max_rows: 64, clock: Clock::start(), guess: GuessSource::None };
+        Session::new(decoder.clone(), options).unwrap()
+    };
+    // A text that repeats itself, so that both drafters have something to propose.
+    let prompt: Vec<u32> = (0..48u32).map(|i| 300 + i % 6).collect();
+    let drafters: [Box<dyn Drafter>; 2] =
+        [Box::new(NgramDrafter::new()), Box::new(ModelDrafter::new(session(&draft), None, 64))];
+    for drafter in drafters {
+        let kind = drafter.kind();
+        let mut by = Speculator::new(&SpeculateOptions { speculate: kind, ..SpeculateOptions::default() }, drafter);
+        let mut s = session(&decoder);
+        let inner = TestSource::new(&checkpoint.experts);
+        let mut source = Watch { inner, left_at: 0, outside: 0, calls: 0, hints: 0 };
+        source.inner.barriers.reserve(11 * 128);
+        let mut sampler = Sampler::new(SamplerOptions::default()).unwrap();
+        let request = Request { prompt: &prompt, max_new: 60, stop: &[], piece_rows: 64 };
+        let mut at = Vec::with_capacity(64);
+        let mut see = |_| {
+            at.push(count());
+            ControlFlow::Continue(())
+        };
+        let beside = Beside { observer: None, speculator: Some(&mut by) };
+        generate_with(&mut s, &mut source, &mut sampler, request, &mut see, beside).unwrap();
+        assert_eq!(source.outside, 0, "{kind:?}");
+        let passes = source.inner.barriers.len() / 11;
+        assert!(kind != DrafterKind::Model || by.counters().verify_passes() > 10);
+        // From the thirtieth token on, what is counted is one list of experts per barrier, kept by the test's source.
+        let late = at[59] - at[30];
+        assert!(late.is_multiple_of(11) && late / 11 <= passes as u64, "{kind:?}: {late} in {passes} passes");
+    }
+}
+
+#[test]
+fn nothing_is_allocated_while_texts_share_a_barrier() {
+    let checkpoint = load("models/argo-mini");
+    let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
+    for guess in [GuessSource::None, GuessSource::Router] {
+        let options = SessionOptions { max_context: 64, max_rows: 16, clock: Clock::start(), guess };
+        let mut batch = Batch::new(decoder.clone(), options, 3).unwrap();
+        let inner = TestSource::new(&checkpoint.experts);
+        let mut source = Watch { inner, left_at: 0, outside: 0, calls: 0, hints: 0 };
+        let prompts: Vec<Vec<u32>> = vec![(5..25).collect(), vec![7], vec![8, 9], vec![30, 31, 32], vec![40]];
+        let sampler = SamplerOptions::default();
+        let request = BatchRequest { prompts: &prompts, max_new: 4, stop: &[], piece_rows: 16, sampler };
+        batch.generate(&mut source, request, &mut |_, _| ControlFlow::Continue(()), None).unwrap();
+        assert_eq!(batch.counters().widest_lanes, 3);
+        assert_eq!(source.outside, 0, "{guess:?}");
+        assert_eq!(source.hints > 0, guess == GuessSource::Router);
     }
 }

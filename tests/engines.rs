@@ -76,7 +76,7 @@ fn generate(streamed: Option<(&Plan, &[DriveSpec])>, options: &ReaderOptions) ->
     asked.config.reader = options.clone();
     asked.config.resident = streamed.is_none();
     let under_test = &BTreeSet::new();
-    let spec = RunSpec { arm: "test", asked: &asked, under_test, streamed, prompt: PROMPT, control: None };
+    let spec = RunSpec { arm: "test", asked: &asked, under_test, streamed, prompts: &[PROMPT.to_vec()], control: None };
     run(&rig().model, &spec, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 

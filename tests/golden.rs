@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 fn isas() -> Vec<KernelIsa> {
-    [KernelIsa::Scalar, KernelIsa::Avx2].into_iter().filter(|isa| isa.is_available()).collect()
+    KernelIsa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
 }
 
 struct Model {

@@ -233,7 +233,7 @@ fn an_unfinished_import_of_another_checkpoint_is_not_continued() {
     let copy = Copy::new();
     let stop = |done: u64| {
         let mut bytes = 0;
-        let options = ImportOptions { batch_bytes: 1 };
+        let options = ImportOptions { batch_bytes: 1, ..ImportOptions::default() };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = import(copy.path(), &store, &options, &mut |at| {
                 bytes = at.done_bytes;
@@ -269,7 +269,7 @@ fn killed_at_any_progress_an_import_ends_with_the_same_model() {
         // a panic in the callback leaves everything as a kill at that moment would
         let limit = random.u64(1..60);
         let mut calls = 0;
-        let options = ImportOptions { batch_bytes: random.u64(1..100_000) };
+        let options = ImportOptions { batch_bytes: random.u64(1..100_000), ..ImportOptions::default() };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             import(copy.path(), &store, &options, &mut |_| {
                 calls += 1;
@@ -295,10 +295,13 @@ fn killed_between_the_last_steps() {
     let copy = Copy::new();
     let mut saved = Vec::new();
     let journal = store.join("import.journal");
-    let id = import(copy.path(), &store, &ImportOptions { batch_bytes: 1 }, &mut |_| {}).unwrap().manifest.model_id;
+    let id = import(copy.path(), &store, &ImportOptions { batch_bytes: 1, ..ImportOptions::default() }, &mut |_| {})
+        .unwrap()
+        .manifest
+        .model_id;
     // begin again to get a journal that names everything: it is kept aside at the last progress report
     fs::remove_dir_all(&store).unwrap();
-    import(copy.path(), &store, &ImportOptions { batch_bytes: 1 }, &mut |at| {
+    import(copy.path(), &store, &ImportOptions { batch_bytes: 1, ..ImportOptions::default() }, &mut |at| {
         if at.done_bytes == at.total_bytes {
             saved = fs::read(&journal).unwrap();
         }

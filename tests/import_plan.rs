@@ -146,6 +146,25 @@ fn experts_go_straight_to_the_drives_and_the_plan_learns_the_model() {
 }
 
 #[test]
+fn an_int8_trunk_goes_with_a_plan_but_not_with_deleted_shards() {
+    let s = setup(2, "round-robin");
+    refused(&mut s.import(&["--trunk", "int8", "--drop-shards"]), &["--trunk int8", "--drop-shards deletes"]);
+    let report = json_of(&mut s.import(&["--trunk", "int8", "--json"]));
+    assert_eq!(report["trunk_label"], "trunk int8 (not weight-exact)");
+    assert_eq!(report["trunk_error"]["rows"], 16);
+    assert_ne!(report["model_id"], plain_id(s.dir.path()));
+    let verified = json_of(argodrive(["verify", "--json"]).arg(&s.store));
+    assert_eq!(verified["drives"][0]["name"], "trunk int8 (not weight-exact)");
+    let mut command = argodrive(["decode", "--json", "--prompt", "a", "--max-new", "2", "--store"]);
+    let text = json_of(command.arg(&s.store).arg("--plan").arg(&s.plan));
+    assert_eq!(
+        (text["trunk_label"].as_str(), &text["trunk"]["error"]),
+        (Some("trunk int8 (not weight-exact)"), &report["trunk_error"])
+    );
+    refused(&mut s.import(&[]), &["its trunk is int8, not bf16"]);
+}
+
+#[test]
 fn a_store_that_is_a_drive_of_the_plan_keeps_its_part_and_copies_go_to_every_home() {
     let mut s = setup(1, "full-mirror");
     let toml = s.dir.path().join("drives.toml");

@@ -6,7 +6,7 @@ mod common;
 
 use argodrive::clock::Clock;
 use argodrive::decode::{DecodeError, Decoder, GuessSource, KernelIsa, Logits, Session, SessionOptions};
-use argodrive::ids::{ExpertId, LayerId};
+use argodrive::ids::{ExpertId, ExpertKey, LayerId};
 use argodrive::model::tensors::{DType, trunk_tensors};
 use argodrive::source::{ExpertSource, Lease, Phase, SourceError, StepInfo};
 use argodrive::store::trunk::Trunk;
@@ -63,7 +63,7 @@ fn in_pieces(decoder: &Arc<Decoder>, sizes: &[usize], source: &mut dyn ExpertSou
 #[test]
 fn a_prompt_whole_in_pieces_or_token_by_token_gives_the_same_logits() {
     let m = &mini().checkpoint;
-    for isa in [KernelIsa::Scalar, KernelIsa::Avx2].into_iter().filter(|i| i.is_available()) {
+    for isa in KernelIsa::ALL.into_iter().filter(|i| i.is_available()) {
         let decoder = Decoder::load_with(m.config.clone(), m.trunk.clone(), isa).unwrap();
         let whole = in_pieces(&decoder, &[40], &mut source());
         for sizes in [&[1; 40][..], &[16, 16, 8], &[39, 1], &[1, 2, 37]] {
@@ -78,7 +78,7 @@ fn a_prompt_whole_in_pieces_or_token_by_token_gives_the_same_logits() {
 #[test]
 fn threads_do_not_change_a_bit_and_take_part() {
     let m = &mini().checkpoint;
-    for isa in [KernelIsa::Scalar, KernelIsa::Avx2].into_iter().filter(|i| i.is_available()) {
+    for isa in KernelIsa::ALL.into_iter().filter(|i| i.is_available()) {
         let decoder = Decoder::load_with(m.config.clone(), m.trunk.clone(), isa).unwrap();
         let alone = in_pieces(&decoder, &[31, 1, 1, 7], &mut source());
         for threads in [2, 5] {
@@ -192,7 +192,7 @@ fn impossible_arguments_leave_the_session_as_it_was() {
 }
 
 #[test]
-fn a_damaged_expert_stops_the_pass_by_layer_and_position() {
+fn a_damaged_expert_stops_the_pass_by_name_and_position() {
     let m = &mini().checkpoint;
     let mut good = source();
     session().forward(&[5], Phase::Decode, &mut good, Logits::Last, None).unwrap();
@@ -203,7 +203,8 @@ fn a_damaged_expert_stops_the_pass_by_layer_and_position() {
     let mut bad = TestSource::new(&m.experts.with(layer.index(), experts[0].index(), bytes));
     let mut s = session();
     let error = s.forward(&[5], Phase::Decode, &mut bad, Logits::Last, None).unwrap_err();
-    assert!(matches!(error, DecodeError::NonFinite { layer: Some(l), position: 0 } if l == *layer), "{error}");
+    let key = ExpertKey { layer: *layer, expert: experts[0] };
+    assert!(matches!(error, DecodeError::DamagedExpert { expert, position: 0 } if expert == key), "{error}");
     assert!(matches!(s.forward(&[5], Phase::Decode, &mut good, Logits::Last, None), Err(DecodeError::Unusable)));
     s.reset();
     s.forward(&[5], Phase::Decode, &mut good, Logits::Last, None).unwrap();

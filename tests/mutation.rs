@@ -8,8 +8,10 @@
 
 use argodrive::bench::config::{Asked, RunConfig};
 use argodrive::bench::evidence::{Evidence, Verdict, objections};
+use argodrive::bench::prompt_set;
 use argodrive::bench::run::{RunSpec, run};
 use argodrive::decode::KernelIsa;
+use argodrive::decode::speculate::{AcceptRule, DepthPolicy, DrafterKind};
 use argodrive::drive::emulated_link::{EmulatedLink, LinkName};
 use argodrive::drive::spec::{DriveSpec, Emulation};
 use argodrive::io::EngineKind;
@@ -21,6 +23,7 @@ use argodrive::open::Model;
 use argodrive::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool};
 use argodrive::stage::{StageOptions, stage};
 use argodrive::store::import::{ImportOptions, import};
+use argodrive::store::trunk::TrunkResidency;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -74,6 +77,22 @@ fn guessing(change: impl FnOnce(&mut RunConfig)) -> Setup {
         change(c);
     });
     Setup { emulate, ..asked }
+}
+
+/// Long enough for a text of random weights to repeat itself.
+const DRAFTED_TOKENS: usize = 96;
+
+/// Begins such a text.
+const REPEATED: &str = "the the the the the the";
+
+/// Proposals from such a text.
+fn drafting(change: impl FnOnce(&mut RunConfig)) -> Setup {
+    let drafts = setup(|c| {
+        c.max_new = DRAFTED_TOKENS;
+        c.draft.speculate = DrafterKind::Ngram;
+        change(c);
+    });
+    Setup { prompt: REPEATED, ..drafts }
 }
 
 /// A cache that is full, too small for everything, and large enough to be hit.
@@ -177,7 +196,35 @@ fn case(knob: Knob, folder: &Path) -> Case {
         Knob::Threads => {
             Case { on: setup(|c| (c.model.threads, c.max_new) = (2, 12)), off: Some(setup(|c| c.model.threads = 1)) }
         }
+        Knob::Parallel => {
+            let lanes = |n| {
+                setup(|c| {
+                    c.prompts = Some(folder.join("set.jsonl"));
+                    c.model.parallel = n;
+                })
+            };
+            on_off(lanes(2), lanes(1))
+        }
+        Knob::Trunk => on_off(setup(|c| c.model.trunk = TrunkResidency::Streamed), plain()),
+        // Without a choice every thread may run wherever the process may: the lie needs a machine with two CPUs.
+        Knob::Affinity => on_off(setup(|c| c.model.affinity = "compute=0,readers=1".parse().unwrap()), plain()),
         Knob::PrefillRows => only(setup(|c| c.model.prefill_rows = 4)),
+        Knob::Speculate => on_off(drafting(|_| {}), drafting(|c| c.draft.speculate = DrafterKind::Off)),
+        Knob::DraftDepth => only(drafting(|c| c.draft.draft_depth = 4)),
+        Knob::DraftPolicy => on_off(drafting(|c| c.draft.draft_policy = DepthPolicy::Adaptive), drafting(|_| {})),
+        Knob::DraftAccept => {
+            // Proposals of a model, for those of a text are certain: by either rule the same are kept.
+            let drawn = |rule| {
+                drafting(|c| {
+                    c.max_new = 16;
+                    c.sampler.temperature = 0.7;
+                    c.draft.speculate = DrafterKind::Model;
+                    c.draft.draft_model = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/argo-mini-draft"));
+                    c.draft.draft_accept = rule;
+                })
+            };
+            on_off(drawn(AcceptRule::Standard), drawn(AcceptRule::ExactMatch))
+        }
         Knob::MaxContext => only(setup(|c| {
             c.model.max_context = 40;
             c.max_new = 60;
@@ -216,6 +263,8 @@ impl Bench {
         let _ = std::fs::remove_dir_all(&folder);
         let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oracle/tiny");
         let store = folder.join("store");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("set.jsonl"), "\"The drive\"\n\"an expert\"\n\"and a router\"\n").unwrap();
         import(&checkpoint, &store, &ImportOptions::default(), &mut |_| {}).unwrap();
         Self { model: Model::load(&store, None).unwrap(), folder }
     }
@@ -239,17 +288,30 @@ impl Bench {
     fn evidence(&self, knob: Knob, setup: &Setup) -> Vec<Evidence> {
         let (plan, mounts) = self.plan(setup);
         let streamed = (!setup.asked.config.resident).then_some((&plan, mounts.as_slice()));
-        let prompt = self.model.encode_prompt(setup.prompt, setup.asked.config.special).unwrap();
+        let mut config = setup.asked.config.clone();
+        config.prompt = config.prompts.is_none().then(|| setup.prompt.to_string());
+        let prompts = prompt_set::encode(&self.model, &config).unwrap().tokens;
         let spec = RunSpec {
             arm: "mutation",
             asked: &setup.asked,
             under_test: &BTreeSet::from([knob]),
             streamed,
-            prompt: &prompt,
+            prompts: &prompts,
             control: None,
         };
-        run(&self.model, &spec, &mut |_| ControlFlow::Continue(())).unwrap().record.settings
+        // where the trunk is, is settled when a model is loaded
+        let fresh = (knob == Knob::Trunk)
+            .then(|| Model::load_as(&self.model.folder, None, setup.asked.config.model.trunk).unwrap());
+        run(fresh.as_ref().unwrap_or(&self.model), &spec, &mut |_| ControlFlow::Continue(())).unwrap().record.settings
     }
+}
+
+/// argo-mini, in a store of its own.
+fn mini(folder: &Path) -> Model {
+    let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/argo-mini");
+    let store = folder.join("mini");
+    import(&checkpoint, &store, &ImportOptions::default(), &mut |_| {}).unwrap();
+    Model::load(&store, None).unwrap()
 }
 
 fn names(evidence: &[Evidence], knob: Knob) -> bool {
@@ -272,7 +334,11 @@ fn every_lie_is_found_out_by_name() {
         }
         let case = case(knob, &bench.folder);
         let isa = case.on.asked.config.model.isa().unwrap();
-        bench.model = Model::load(&bench.folder.join("store"), isa).unwrap();
+        bench.model = match knob {
+            // the draft model speaks the tokens of argo-mini
+            Knob::DraftAccept => mini(&bench.folder),
+            _ => Model::load(&bench.folder.join("store"), isa).unwrap(),
+        };
         for (what, setup, lie) in
             [("on", Some(&case.on), knob::skip as fn(Knob)), ("off", case.off.as_ref(), knob::force as fn(Knob))]
         {

@@ -116,11 +116,15 @@ fn everything_that_was_measured_is_listed_filtered_grouped_and_compared() {
     listed.sort();
     assert_eq!(listed, ["comparison b", "run decode", "rung rung1", "rung rung2"]);
     // a ladder of two rungs, a warm-up and a run each; an A/A floor of two pairs and two pairs, and one run of decode
-    assert_eq!(rows(&["--kind", "run"], &folder).len(), 4 + 8 + 1);
+    // besides those that a busy machine rejected, which were repeated
+    let runs = rows(&["--kind", "run"], &folder);
+    let rejected = runs.iter().filter(|r| r["path"].as_str().unwrap().contains("/rejected/")).count();
+    assert_eq!(runs.len() - rejected, 4 + 8 + 1);
+    let unlisted = format!("{} runs of these are not listed", runs.len());
     let (code, table, stderr) = outcome(argodrive(["results"]).arg(&folder));
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(table.lines().all(|l| l.chars().count() <= 80), "{table}");
-    has(&table, &["4 rows: 1 too-few, 3 measured", "13 runs of these are not listed", "ab: b vs a", "rung2"]);
+    has(&table, &["4 rows: 1 too-few, 3 measured", unlisted.as_str(), "ab: b vs a", "rung2"]);
     let (_, same, _) = outcome(argodrive(["results", "list"]).arg(&folder));
     assert_eq!(table, same);
 

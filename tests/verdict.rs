@@ -136,7 +136,7 @@ fn rates_that_were_given_are_the_ones_that_bounds_come_from() {
         asked: &asked,
         under_test: &BTreeSet::new(),
         streamed: Some((&plan, &mounts)),
-        prompt: &prompt,
+        prompts: std::slice::from_ref(&prompt),
         control: None,
     };
     run(&model, &spec, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -2,8 +2,10 @@
 //! on top. No environment variables. A key that does not exist is an error that names it and the nearest one that does.
 
 use super::experiment::merge;
-pub use super::model_options::ModelOptions;
+pub use super::model_options::{ModelOptions, OF_DRAFTS};
+use super::model_options::{check_draft, idle_draft};
 use super::profile::take_tuned;
+use crate::decode::SpeculateOptions;
 use crate::decode::kernels::pool::MAX_THREADS;
 use crate::decode::sampler::SamplerOptions;
 use crate::knob::Knob;
@@ -105,6 +107,8 @@ pub struct RunConfig {
     pub prompt: Option<String>,
     /// A file with the prompt.
     pub prompt_file: Option<PathBuf>,
+    /// A set of prompts: a JSON-lines file, or a folder of `.txt` files.
+    pub prompts: Option<PathBuf>,
     /// Recognise special tokens in the prompt.
     pub special: bool,
     /// Most tokens to generate.
@@ -115,6 +119,8 @@ pub struct RunConfig {
     pub sampler: SamplerOptions,
     /// How the model is run.
     pub model: ModelOptions,
+    /// How text is drafted and checked.
+    pub draft: SpeculateOptions,
     /// How experts are read.
     pub reader: ReaderOptions,
 }
@@ -131,11 +137,13 @@ impl Default for RunConfig {
             monitor: true,
             prompt: None,
             prompt_file: None,
+            prompts: None,
             special: false,
             max_new: 256,
             under_test: Vec::new(),
             sampler: SamplerOptions::default(),
             model: ModelOptions::default(),
+            draft: SpeculateOptions::default(),
             reader: ReaderOptions::default(),
         }
     }
@@ -234,8 +242,9 @@ impl Asked {
                 "monitor decides what is written beside a trace; give --trace, or leave it out".into(),
             ));
         }
+        let idle = idle_prefetch(&self.config.reader, &self.given).or_else(|| idle_draft(&self.config, &self.given));
         if self.repeats.is_none()
-            && let Some((knob, why)) = idle_prefetch(&self.config.reader, &self.given)
+            && let Some((knob, why)) = idle
         {
             return Err(ConfigError::Contradiction(format!("{} does nothing {why}, or leave it out", knob.name())));
         }
@@ -284,11 +293,15 @@ impl RunConfig {
         if self.prompt.as_deref() == Some("") {
             return no("the prompt is empty; give --prompt or --prompt-file some text");
         }
-        match (&self.prompt, &self.prompt_file) {
-            (None, None) => return no("no prompt: give --prompt or --prompt-file"),
-            (Some(_), Some(_)) => return no("--prompt and --prompt-file are both given; one is enough"),
+        match (&self.prompt, &self.prompt_file, &self.prompts) {
+            (None, None, None) => return no("no prompt: give --prompt, --prompt-file, or --prompts for a set"),
+            (Some(_), Some(_), _) => return no("--prompt and --prompt-file are both given; one is enough"),
+            (Some(_), _, Some(_)) | (_, Some(_), Some(_)) => {
+                return no("--prompts is a set of prompts, and one prompt is given too; leave one of them out");
+            }
             _ => {}
         }
+        self.check_lanes()?;
         if s.temperature == 0.0 && (s.top_p != 1.0 || s.top_k != 0 || s.seed != 0) {
             return no(
                 "--top-p, --top-k and --seed do nothing at --temperature 0 (the most likely token); give a temperature above 0",
@@ -305,6 +318,7 @@ impl RunConfig {
         }
         s.validate().map_err(|e| ConfigError::Contradiction(e.to_string()))?;
         self.model.isa()?;
+        check_draft(self)?;
         self.reader.check().map_err(|e| ConfigError::Contradiction(e.to_string()))
     }
 
@@ -312,6 +326,11 @@ impl RunConfig {
     pub fn prompt_text(&self) -> Result<String, ConfigError> {
         if let Some(text) = &self.prompt {
             return Ok(text.clone());
+        }
+        if let Some(set) = &self.prompts {
+            let why =
+                format!("prompts {}: this command takes one prompt; give --prompt or --prompt-file", set.display());
+            return Err(ConfigError::Contradiction(why));
         }
         let path = self.prompt_file.clone().unwrap_or_default();
         let fault = |reason: String| ConfigError::Contradiction(format!("--prompt-file {}: {reason}", path.display()));
@@ -321,7 +340,8 @@ impl RunConfig {
 }
 
 /// What a configuration may hold and a profile may not: it says how to run, not what.
-const OF_A_RUN: [&str; 7] = ["prompt", "prompt_file", "trace", "monitor", "reference", "under_test", "resident"];
+const OF_A_RUN: [&str; 8] =
+    ["prompt", "prompt_file", "prompts", "trace", "monitor", "reference", "under_test", "resident"];
 
 /// The settings of a profile, checked, without the table that says where they come from.
 pub fn read_profile(path: &Path) -> Result<toml::Table, String> {

@@ -7,6 +7,7 @@ use crate::io::Slab;
 use crate::model::config::ModelConfig;
 use crate::model::tensors::{DType, TensorSpec, trunk_tensors};
 use crate::store::trunk::{byte_len, place};
+use crate::store::trunk_format::TrunkFormat;
 use serde::Serialize;
 
 /// Largest alignment of direct reads that slots are sized for, where no drive can be asked.
@@ -38,6 +39,8 @@ pub struct ModelBytes {
     pub trunk_int8_bytes: u64,
     /// `trunk.bin`: the BF16 trunk with every tensor on a page of its own.
     pub trunk_file_bytes: u64,
+    /// The same of an int8 trunk.
+    pub trunk_int8_file_bytes: u64,
     /// Trunk bytes that one token needs: all of it but the other rows of the embedding.
     pub trunk_token_bytes: u64,
     /// Checkpoint bytes that an import reads: trunk and experts.
@@ -52,11 +55,9 @@ fn beyond() -> String {
 
 /// Bytes of a trunk tensor as row-wise int8.
 fn int8_bytes(spec: &TensorSpec, bytes: u64) -> Option<u64> {
-    let matrix = spec.dtype == DType::BF16 && spec.shape.len() == 2 && spec.shape.iter().all(|d| *d > 1);
-    if matrix && !spec.name.ends_with(".gate.weight") {
-        (bytes / DType::BF16.size()).checked_add(spec.shape[0].checked_mul(DType::F32.size())?)
-    } else {
-        Some(bytes)
+    match TrunkFormat::Int8.dtype_of(spec) {
+        DType::Int8Rows => byte_len(&spec.shape, DType::Int8Rows),
+        _ => Some(bytes),
     }
 }
 
@@ -70,8 +71,11 @@ impl ModelBytes {
             (0..specs.len()).try_fold(0u64, |sum, i| sum.checked_add(of(i)?)).ok_or_else(beyond)
         };
         let trunk_bf16_bytes = sum(&|i| Some(each[i]))?;
-        let trunk_int8_bytes = sum(&|i| int8_bytes(&specs[i], each[i]))?;
+        let int8 = specs.iter().zip(&each).map(|(s, b)| int8_bytes(s, *b)).collect::<Option<Vec<u64>>>();
+        let int8 = int8.ok_or_else(beyond)?;
+        let trunk_int8_bytes = sum(&|i| Some(int8[i]))?;
         let (_, trunk_file_bytes) = place(each.iter().copied()).ok_or_else(beyond)?;
+        let (_, trunk_int8_file_bytes) = place(int8.iter().copied()).ok_or_else(beyond)?;
         let embedding: u64 =
             specs.iter().zip(&each).filter(|(s, _)| s.name.contains("embed_tokens")).map(|(_, b)| b).sum();
         let row = embedding / config.vocab_size.max(1) as u64;
@@ -95,6 +99,7 @@ impl ModelBytes {
             trunk_bf16_bytes,
             trunk_int8_bytes,
             trunk_file_bytes,
+            trunk_int8_file_bytes,
             trunk_token_bytes: trunk_bf16_bytes - embedding + row,
             checkpoint_bytes: trunk_bf16_bytes.checked_add(bank_bytes).ok_or_else(beyond)?,
             slot_bytes,

@@ -3,7 +3,11 @@
 
 use super::config::{ModelOptions, RunConfig};
 use super::seen::Seen;
-use super::{evidence_ahead as ahead, evidence_decode as decode, evidence_reader as reader};
+use super::{
+    evidence_ahead as ahead, evidence_decode as decode, evidence_draft as draft, evidence_reader as reader,
+    evidence_trunk,
+};
+use crate::decode::SpeculateOptions;
 use crate::decode::sampler::SamplerOptions;
 use crate::drive::spec::DriveSpec;
 use crate::knob::Knob;
@@ -70,11 +74,20 @@ pub fn judge(
         monitor,
         prompt: _,      // input, recorded
         prompt_file: _, // input, recorded
+        prompts: _,     // input, recorded
         special,
         max_new,
         under_test: _, // decides what must be proved; nothing to prove itself
         sampler: SamplerOptions { temperature, top_p, top_k, seed },
-        model: ModelOptions { kernels, threads, prefill_rows, max_context },
+        model: ModelOptions { kernels, threads, trunk, affinity, parallel, prefill_rows, max_context },
+        draft:
+            SpeculateOptions {
+                speculate,
+                draft_model: _, // input, identified in the record by its own id
+                draft_depth,
+                draft_policy,
+                draft_accept,
+            },
         reader:
             ReaderOptions {
                 engine,
@@ -104,6 +117,7 @@ pub fn judge(
                 trace_barriers: _, // sized by the run for `trace`
             },
     } = config;
+    let drafting = config.draft.is_on();
     let one = |&knob: &Knob| {
         let (asked, verdict, seen) = match knob {
             Knob::Layout => reader::layout(case),
@@ -132,8 +146,15 @@ pub fn judge(
             Knob::Link => reader::link(case),
             Knob::Resident => decode::resident(case, *resident),
             Knob::Kernels => decode::kernels(case, kernels),
-            Knob::Threads => decode::threads(case, *threads),
+            Knob::Threads => decode::threads(case, *threads, affinity),
+            Knob::Trunk => evidence_trunk::residency(case, *trunk),
+            Knob::Affinity => evidence_trunk::affinity(case, affinity),
+            Knob::Parallel => decode::parallel(case, *parallel),
             Knob::PrefillRows => decode::prefill_rows(case, *prefill_rows),
+            Knob::Speculate => draft::speculate(case, *speculate),
+            Knob::DraftDepth => draft::depth(case, *draft_depth, drafting),
+            Knob::DraftPolicy => draft::policy(case, *draft_policy, drafting),
+            Knob::DraftAccept => draft::accept(case, *draft_accept, *temperature, drafting),
             Knob::MaxContext => decode::max_context(case, *max_context),
             Knob::MaxNew => decode::max_new(case, *max_new),
             Knob::Temperature => decode::temperature(case, *temperature),

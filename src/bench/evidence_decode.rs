@@ -1,9 +1,11 @@
 //! Evidence for the settings of decoding: where experts are, kernels, limits, sampling, trace, monitor.
 
+use super::affinity::Affinity;
 use super::config::ModelOptions;
 use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
 use super::seen::Traced;
 use crate::decode::KernelIsa;
+use crate::decode::batch::seed_of;
 use crate::decode::generate::StopReason;
 use crate::decode::sampler::SamplerState;
 
@@ -35,8 +37,8 @@ pub(super) fn kernels(case: &Case<'_>, asked: &str) -> Judged {
 }
 
 /// So many threads shared products, and each of them computed parts of some.
-pub(super) fn threads(case: &Case<'_>, asked: usize) -> Judged {
-    let options = ModelOptions { threads: asked, ..ModelOptions::default() };
+pub(super) fn threads(case: &Case<'_>, asked: usize, affinity: &Affinity) -> Judged {
+    let options = ModelOptions { threads: asked, affinity: affinity.clone(), ..ModelOptions::default() };
     let (wanted, parts) = (options.compute_threads(), &case.seen.thread_chunks);
     let took_part = parts.iter().filter(|&&n| n > 0).count();
     let text: Vec<String> = parts.iter().map(u64::to_string).collect();
@@ -68,10 +70,25 @@ pub(super) fn prefill_rows(case: &Case<'_>, asked: usize) -> Judged {
     (asked.to_string(), verdict, seen)
 }
 
-/// The text reached it and ended there.
+/// A decode pass had so many texts; with 1, none was shared.
+pub(super) fn parallel(case: &Case<'_>, asked: usize) -> Judged {
+    let (widest, shared) = (case.seen.widest_lanes, case.seen.shared_passes);
+    let verdict = match asked as u64 {
+        0 | 1 => switch(false, shared > 0),
+        asked => limit(widest == asked, shared > 0, widest > asked),
+    };
+    let mut seen = format!("{shared} decode passes of several texts, the widest of {widest}");
+    if verdict == Verdict::Unverified {
+        seen.push_str(": never so many at once");
+    }
+    (asked.to_string(), verdict, seen)
+}
+
+/// A text reached it and ended there.
 pub(super) fn max_context(case: &Case<'_>, asked: usize) -> Judged {
-    let used = case.seen.context_used;
-    let full = case.seen.generation.as_ref().is_some_and(|g| g.stopped == StopReason::ContextFull);
+    let texts = &case.seen.texts;
+    let used = texts.iter().map(|t| t.context_used).max().unwrap_or(0);
+    let full = texts.iter().any(|t| t.stopped == StopReason::ContextFull);
     if asked == 0 {
         return ("the model's own".into(), Verdict::Unverified, format!("{used} tokens used"));
     }
@@ -83,14 +100,13 @@ pub(super) fn max_context(case: &Case<'_>, asked: usize) -> Judged {
     (asked.to_string(), verdict, seen)
 }
 
-/// So many tokens were generated and the text ended for that reason.
+/// So many tokens of a text were generated and it ended for that reason.
 pub(super) fn max_new(case: &Case<'_>, asked: usize) -> Judged {
-    let Some(g) = &case.seen.generation else {
+    let Some(longest) = case.seen.texts.iter().max_by_key(|t| (t.generated, t.stopped == StopReason::MaxNew)) else {
         return (asked.to_string(), Verdict::Unverified, "nothing was generated".into());
     };
-    let count = g.token_ids.len();
-    let ended = g.stopped == StopReason::MaxNew;
-    let verdict = limit(count == asked, ended, count > asked);
+    let count = longest.generated;
+    let verdict = limit(count == asked, longest.stopped == StopReason::MaxNew, count > asked);
     let mut seen = format!("{count} tokens");
     if verdict == Verdict::Unverified {
         seen.push_str(", ended earlier: not binding");
@@ -137,15 +153,21 @@ pub(super) fn top_k(case: &Case<'_>, asked: u32) -> Judged {
     filter(if on { asked.to_string() } else { "off".into() }, on, s.cut_by_top_k, s.drawn)
 }
 
-/// The generator stood where the seed puts it when the first token was drawn.
+/// The generator of every text stood where the seed puts it when its first token was drawn.
 pub(super) fn seed(case: &Case<'_>, asked: u64) -> Judged {
-    let s = &case.seen.sampler;
-    if s.drawn == 0 {
+    let drew = case.seen.texts.iter().enumerate().filter(|(_, t)| t.sampler.drawn > 0);
+    let drew: Vec<bool> =
+        drew.map(|(i, t)| t.sampler.first_words == SamplerState::seeded(seed_of(asked, i)).words).collect();
+    if drew.is_empty() {
         return (asked.to_string(), Verdict::Unverified, "nothing was drawn".into());
     }
-    let same = s.first_words == SamplerState::seeded(asked).words;
-    let seen = if same { "the first draw came from this seed" } else { "the first draw came from another seed" };
-    (asked.to_string(), switch(true, same), seen.into())
+    let same = drew.iter().all(|same| *same);
+    let seen = match (same, drew.len()) {
+        (true, 1) => "the first draw came from this seed".into(),
+        (true, n) => format!("the first draws of {n} texts came from this seed and those behind it"),
+        (false, _) => "the first draw came from another seed".into(),
+    };
+    (asked.to_string(), switch(true, same), seen)
 }
 
 /// On: the prompt held special tokens. Off: it held none.

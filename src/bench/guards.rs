@@ -341,7 +341,7 @@ fn token_identity(facts: &RunFacts<'_>) -> Guard {
 
 /// Memory that can be had now, where the system tells.
 pub(super) fn available_bytes() -> Option<u64> {
-    kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
+    crate::sys::limits::available_memory()
 }
 
 /// A `kB` line of `/proc/meminfo` in bytes.

@@ -3,6 +3,7 @@
 
 use super::config::RunConfig;
 use crate::drive::spec::{DriveSpec, render};
+use crate::open::draft_identity;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -13,8 +14,12 @@ const MAX_FILE_BYTES: u64 = 1 << 30;
 pub const DRIVES: &str = "drives";
 /// The text of a prompt file.
 pub const PROMPT: &str = "prompt";
+/// The texts of a prompt set.
+pub const PROMPTS: &str = "prompts";
 /// The table of guesses (`prefetch_table`).
 pub const TABLE: &str = "prefetch_table";
+/// The draft model, by its own id.
+pub const DRAFT_MODEL: &str = "draft_model";
 /// The counts that a pinned cache chooses by (`cache_heat`).
 pub const CACHE_HEAT: &str = "cache_heat";
 
@@ -37,11 +42,14 @@ pub fn drives_digest(drives: &[DriveSpec]) -> String {
     digest(render(drives).as_bytes())
 }
 
-/// Tables that the reader is given. A file that cannot be read has no digest.
+/// Tables that the reader is given, and the draft model. A file that cannot be read has no digest.
 pub fn of_tables(config: &RunConfig) -> BTreeMap<String, String> {
     let files = [(TABLE, &config.reader.prefetch_table), (CACHE_HEAT, &config.reader.cache_heat)];
     let known = |(name, path): (&str, &Option<_>)| Some((name.to_string(), file_digest(path.as_deref()?).ok()?));
-    files.into_iter().filter_map(known).collect()
+    let mut out: BTreeMap<String, String> = files.into_iter().filter_map(known).collect();
+    let draft = config.draft.draft_model.as_deref().and_then(|p| draft_identity(p).ok());
+    out.extend(draft.map(|d| (DRAFT_MODEL.to_string(), d)));
+    out
 }
 
 /// Everything that a run's configuration names, and its drives.
@@ -50,6 +58,7 @@ pub fn of_run(config: &RunConfig, drives: Option<&[DriveSpec]>) -> BTreeMap<Stri
     out.extend(drives.map(|d| (DRIVES.to_string(), drives_digest(d))));
     let prompt = config.prompt_file.as_deref().and_then(|p| file_digest(p).ok());
     out.extend(prompt.map(|p| (PROMPT.to_string(), p)));
+    out.extend(config.set_digest().map(|d| (PROMPTS.to_string(), d)));
     out
 }
 

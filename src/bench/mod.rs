@@ -1,5 +1,6 @@
 //! Measuring: one run with its record, and ladders of them. Builds runs through `open`, prints nothing.
 
+pub mod affinity;
 pub mod against;
 pub mod campaign;
 pub mod catalogue;
@@ -17,7 +18,9 @@ pub mod estimate_prompt;
 pub mod evidence;
 mod evidence_ahead;
 mod evidence_decode;
+mod evidence_draft;
 mod evidence_reader;
+mod evidence_trunk;
 pub mod experiment;
 pub mod fits;
 pub mod guards;
@@ -26,15 +29,20 @@ pub mod ladder;
 pub mod model_options;
 pub mod planning;
 pub mod profile;
+pub mod prompt_set;
 pub mod record;
 pub mod reference;
 pub mod reissue;
 mod route_tap;
 pub mod run;
+mod run_figures;
 pub mod sampled;
 pub mod seen;
 pub mod simulate;
 pub mod simulate_drives;
+pub mod speculation;
 pub mod synth_check;
+pub mod texts;
+pub mod trunk_error;
 pub mod tune;
 pub mod what_if;

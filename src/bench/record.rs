@@ -6,8 +6,13 @@ use super::environment::Environment;
 use super::evidence::Evidence;
 use super::guards::Guard;
 use super::reference::ReferenceRecord;
+use super::seen::TrunkSeen;
+use super::speculation::SpeculationRecord;
+use super::texts::SetRecord;
 use crate::decode::generate::Rates;
 use crate::replay::verdict::Verdict;
+use crate::store::manifest::StoreManifest;
+use crate::store::trunk_format::{TrunkError, TrunkFormat};
 use crate::sys::durable::write_atomic;
 use crate::trace::windows::SamplerFigures;
 use serde::{Deserialize, Serialize};
@@ -117,6 +122,62 @@ pub struct PrefillRecord {
     pub amplification: Option<f64>,
 }
 
+/// The trunk of a run's model: in which format, where it was, and what was read of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrunkRecord {
+    /// Its format.
+    pub format: TrunkFormat,
+    /// What must be said beside every figure of the run; `None` for the released weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// What the format does to the logits, as it was measured at import.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<TrunkError>,
+    /// Bytes of its tensors.
+    pub payload_bytes: u64,
+    /// Large matrices of bfloat16 that were loaded.
+    pub bf16_matrices: u64,
+    /// Large matrices of int8 rows that were loaded.
+    pub int8_matrices: u64,
+    /// Bytes in a mapping of its file.
+    pub mapped_bytes: u64,
+    /// Bytes read into memory of the program's own.
+    pub loaded_bytes: u64,
+    /// Of these, locked there.
+    pub locked_bytes: u64,
+    /// Bytes read in passes, apart from those of experts.
+    pub streamed_bytes: u64,
+    /// Reads of them.
+    pub streamed_reads: u64,
+    /// Bytes that one pass reads.
+    pub pass_bytes: u64,
+    /// Time in which passes waited for them.
+    pub trunk_stall_ns: u64,
+}
+
+impl TrunkRecord {
+    /// Of a store and what was seen of its trunk.
+    pub fn of(store: &StoreManifest, seen: &TrunkSeen) -> Self {
+        let blocks = seen.blocks.unwrap_or_default();
+        Self {
+            format: store.trunk_format,
+            label: store.trunk_format.label().map(str::to_string),
+            error: store.trunk_error,
+            payload_bytes: seen.facts.payload_bytes,
+            bf16_matrices: seen.bf16_matrices,
+            int8_matrices: seen.int8_matrices,
+            mapped_bytes: seen.facts.mapped_bytes,
+            loaded_bytes: seen.facts.loaded_bytes,
+            locked_bytes: seen.facts.locked_bytes,
+            streamed_bytes: blocks.bytes,
+            streamed_reads: blocks.reads,
+            pass_bytes: seen.pass_bytes,
+            trunk_stall_ns: seen.stall_ns,
+        }
+    }
+}
+
 /// One measured run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -127,6 +188,9 @@ pub struct RunRecord {
     pub arm: String,
     /// The model.
     pub model_id: String,
+    /// The model's trunk; those of older programs are mapped and bfloat16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<TrunkRecord>,
     /// Digest of the model's config.json.
     pub config_digest: String,
     /// Hash of the plan, paths left out.
@@ -148,6 +212,12 @@ pub struct RunRecord {
     /// What reading the prompt asked of drives; `None` when experts did not stream.
     #[serde(default)]
     pub prefill: Option<PrefillRecord>,
+    /// What was proposed and what came of it; `None` when nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationRecord>,
+    /// What the texts of a prompt set shared, and each of them; `None` for one prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<SetRecord>,
     /// Where the time of decoding went; its `drive` counts `drives` from 0. `None` when no token was decoded.
     #[serde(default)]
     pub verdict: Option<Verdict>,
@@ -178,6 +248,13 @@ pub struct RunRecord {
     pub sampler: Option<SamplerFigures>,
     /// The machine.
     pub environment: Environment,
+}
+
+impl RunRecord {
+    /// What must be said beside every figure of it; `None` for the released weights.
+    pub fn trunk_label(&self) -> Option<&'static str> {
+        self.trunk.as_ref().and_then(|t| t.format.label())
+    }
 }
 
 /// Hash of a token sequence, for comparing runs.

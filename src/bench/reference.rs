@@ -3,11 +3,10 @@
 
 use super::config::ConfigError;
 use super::guards::available_bytes;
-use super::record::token_hash;
 use super::run::{RunError, RunSpec};
+use super::texts::Texts;
 use crate::clock::Clock;
-use crate::decode::generate::{Request, StopReason, generate};
-use crate::decode::sampler::Sampler;
+use crate::decode::generate::StopReason;
 use crate::open::Model;
 use crate::reader::PrefetchPolicy;
 use serde::{Deserialize, Serialize};
@@ -65,22 +64,15 @@ pub(super) fn run(
     let config = &spec.asked.config;
     let mut memory = model.resident()?;
     let resident_bytes = memory.resident_bytes();
-    let mut sampler = Sampler::new(config.sampler)?;
-    let mut session =
-        model.session(config.model.max_context, config.model.prefill_rows, PrefetchPolicy::None, Clock::start())?;
-    let request = Request {
-        prompt: spec.prompt,
-        max_new: config.max_new,
-        stop: &model.stop_ids,
-        piece_rows: config.model.prefill_rows,
-    };
-    let done = generate(&mut session, &mut memory, &mut sampler, request, &mut |_| {
-        if keep_going() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
+    let mut texts = Texts::new(model, config, spec.prompts, PrefetchPolicy::None, Clock::start())?;
+    texts.stream_trunk(model, config, None)?;
+    let mut go_on = |_, _| if keep_going() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    let generated = texts.generate((model, config, spec.prompts), &mut memory, &mut go_on, None)?;
+    let done = &generated.generation;
     if done.stopped == StopReason::Interrupted {
         return Ok(None);
     }
-    let token_hash = token_hash(&done.token_ids);
+    let token_hash = generated.token_hash();
     Ok(Some(ReferenceRecord {
         decode_ns: done.decode_ns(),
         decode_tok_s: done.rates().decode_tok_s,

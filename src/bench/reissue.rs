@@ -5,7 +5,7 @@ use super::config::Asked;
 use super::evidence::{Evidence, judge, objections};
 use super::guards::{Guard, GuardVerdict, RunFacts, Watch};
 use super::record::DriveRecord;
-use super::run::drive_records;
+use super::run_figures::drive_records;
 use super::seen::{ResidencySample, Seen};
 use crate::clock::Clock;
 use crate::drive::spec::DriveSpec;
@@ -25,11 +25,18 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Settings that have nothing to act on here: nothing is decoded, and the trace is not a choice.
-const WITHOUT_EFFECT: [Knob; 13] = [
+const WITHOUT_EFFECT: [Knob; 20] = [
     Knob::Resident,
     Knob::Kernels,
     Knob::Threads,
+    Knob::Trunk,
+    Knob::Affinity,
+    Knob::Parallel,
     Knob::PrefillRows,
+    Knob::Speculate,
+    Knob::DraftDepth,
+    Knob::DraftPolicy,
+    Knob::DraftAccept,
     Knob::MaxContext,
     Knob::MaxNew,
     Knob::Temperature,

@@ -1,36 +1,36 @@
 //! One measured run: a configuration, a prompt, drives; out come text, rates, what each drive did, and whether every
 //! setting fired. A run that does not count comes back with its reasons in `rejected`; the caller decides what to do.
 
+use super::affinity::Placed;
 use super::config::{Asked, ConfigError, RunConfig};
 use super::environment;
 use super::evidence::{judge, objections};
 use super::guards::{GuardVerdict, RunFacts, Watch};
 use super::inputs;
-use super::record::{DriveRecord, MountRecord, PrefillRecord, RECORD_VERSION, RunRecord, token_hash, utc_now};
+use super::record::{RECORD_VERSION, RunRecord, TrunkRecord, utc_now};
 use super::reference;
 use super::route_tap::RouteTap;
+use super::run_figures::{barrier_mean_ns, drive_records, mount_record, prefill_record, verdict};
 use super::sampled::{RunMonitor, RunWindows};
-use super::seen::{ResidencySample, Seen, Traced, kernel_calls};
+use super::seen::{ResidencySample, Seen, Traced, TrunkSeen, kernel_calls};
+use super::speculation::SpeculationRecord;
+use super::texts::{Generated, Texts};
 use crate::clock::Clock;
-use crate::decode::Observer;
-use crate::decode::generate::{GenerateError, Generation, Request, StopReason, generate, generate_observed};
-use crate::decode::sampler::{Sampler, SamplerError};
-use crate::decode::session::Session;
-use crate::drive::device::identity_of;
+use crate::decode::batch::Sequence;
+use crate::decode::generate::{GenerateError, Generation, StopReason};
+use crate::decode::sampler::SamplerError;
+use crate::decode::{Decoder, Observer};
 use crate::drive::spec::DriveSpec;
 use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanError};
 use crate::model::config::ModelConfig;
 use crate::open::{Model, NoExperts, OpenError};
-use crate::reader::{Delivered, DriveCounters, PrefetchPolicy, ReaderCounters, ReaderHandle, ReaderOptions};
-use crate::replay::verdict::Verdict;
+use crate::reader::{PrefetchPolicy, ReaderCounters, ReaderHandle, ReaderOptions};
 use crate::replay::{ReplayError, measured};
 use crate::trace::log::{self, TraceBuffer, TraceError, TraceHeader, TraceRate};
 use crate::trace::monitor::MonitorError;
 use crate::trace::routes;
 use crate::trace::windows::WINDOWS_FILE;
-use base64::Engine as _;
-use hdrhistogram::serialization::{Serializer, V2Serializer};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -75,8 +75,8 @@ pub struct RunSpec<'a> {
     pub under_test: &'a BTreeSet<Knob>,
     /// The plan and where its drives are; `None` for experts in memory and for dense models.
     pub streamed: Option<(&'a Plan, &'a [DriveSpec])>,
-    /// The prompt's tokens.
-    pub prompt: &'a [u32],
+    /// The tokens of the prompt, or of each prompt of the configuration's set.
+    pub prompts: &'a [Vec<u32>],
     /// Hash of the tokens that a control run gave, if there is one.
     pub control: Option<&'a str>,
 }
@@ -85,13 +85,15 @@ pub struct RunSpec<'a> {
 pub struct RunResult {
     /// The record.
     pub record: RunRecord,
-    /// Tokens and times.
+    /// Tokens and times; of a prompt set, all texts as one.
     pub generation: Generation,
+    /// The texts of a prompt set, by prompt; empty without one.
+    pub texts: Vec<Sequence>,
     /// The reader's counters at the end; `None` when nothing streamed.
     pub counters: Option<ReaderCounters>,
 }
 
-/// Runs `spec` on `model`. `on_token` sees every token as it is chosen and may end the text.
+/// Runs `spec` on `model`. `on_token` sees every token (of any text of a set) as it is chosen and may end the run.
 pub fn run(
     model: &Model,
     spec: &RunSpec<'_>,
@@ -107,38 +109,55 @@ pub fn run_while(
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     keep_going: &dyn Fn() -> bool,
 ) -> Result<RunResult, RunError> {
+    run_texts(model, spec, &mut |_, token| on_token(token), keep_going)
+}
+
+/// The same; `on_token` is told also which text of a set the token extends: its place, from 0.
+pub fn run_texts(
+    model: &Model,
+    spec: &RunSpec<'_>,
+    on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+    keep_going: &dyn Fn() -> bool,
+) -> Result<RunResult, RunError> {
     let config = &spec.asked.config;
     if config.reference {
         reference::check(model)?;
     }
+    let draft = model.draft(&config.draft, config.model.isa()?)?;
     let started = utc_now();
     let clock = Clock::start();
-    let mut seen = Seen { prompt_control_tokens: control_tokens(model, spec.prompt), ..Seen::default() };
+    let control = spec.prompts.iter().map(|p| control_tokens(model, p)).sum();
+    let mut seen = Seen { prompt_control_tokens: control, ..Seen::default() };
     let sample = spec.streamed.and_then(|(plan, mounts)| ResidencySample::open(plan, mounts));
     let before = sample.as_ref().and_then(ResidencySample::measure);
     let watch = Watch::start(spec.streamed.map_or(&[], |(_, mounts)| mounts));
     use_threads(model, config);
+    let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
+    // its threads inherit the CPUs of compute
+    if let Some(draft) = &draft {
+        give_threads(&draft.decoder, config);
+    }
     let (calls, chunks) = (kernel_calls(&model.decoder), model.decoder.thread_chunks());
-    let mut sampler = Sampler::new(config.sampler)?;
-    let mut session =
-        model.session(config.model.max_context, config.model.prefill_rows, config.reader.prefetch, clock)?;
+    let mut texts = Texts::new(model, config, spec.prompts, config.reader.prefetch, clock)?;
+    texts.speculate(model, config, draft.as_ref())?;
     let mut tap = None;
     let monitor = start_monitor(spec, clock)?;
-    let (generation, handle) = decode(model, spec, &mut session, &mut sampler, (&mut seen, &mut tap), on_token)?;
+    let (generated, handle) = decode(model, spec, (&mut texts, &placed), (&mut seen, &mut tap), on_token)?;
+    let generation = &generated.generation;
     let windows = monitor.map(RunMonitor::finish);
     seen.sampled = windows.as_ref().map(RunWindows::unwritten);
     let counters = handle.as_ref().map(ReaderHandle::counters);
     let after = sample.as_ref().and_then(ResidencySample::measure);
     seen.residency = before.zip(after);
-    seen.sampler = sampler.counters();
-    seen.widest_rows = session.counters().widest_rows;
-    seen.guesses = session.counters().guesses;
-    seen.guesses_made = session.counters().guesses_made;
-    seen.context_used = session.position() as u64;
+    texts.tell(&generated, &mut seen);
+    let set = texts.record(&generated);
+    texts.settle_trunk();
+    let trunk = TrunkSeen::of(&model.decoder, texts.trunk(), texts.counters());
+    seen.trunk = Some(trunk);
     // The model is shared between runs; only this run's products count.
     seen.kernel_calls =
         kernel_calls(&model.decoder).into_iter().zip(calls).map(|((i, a), (_, b))| (i, a - b)).collect();
-    seen.thread_chunks = model.decoder.thread_chunks().iter().zip(&chunks).map(|(a, b)| a - b).collect();
+    seen.thread_chunks = seen.thread_chunks.iter().zip(&chunks).map(|(a, b)| a - b).collect();
     let mut trace = handle.as_ref().and_then(ReaderHandle::take_trace);
     let rates = counters.as_ref().map(|c| measured::rates(c, &config.reader.rates, trace.as_ref())).unwrap_or_default();
     let mut rejected = Vec::new();
@@ -147,10 +166,13 @@ pub fn run_while(
             Written { tap: tap.as_ref(), rates: &rates, decode_ns: generation.decode_ns(), windows: windows.as_ref() };
         write_trace(model, spec, handle, trace, &written, (&mut seen, &mut rejected))?;
     }
-    let verdict = verdict(&generation, handle.as_ref(), trace.as_ref(), &rates);
-    let hash = token_hash(&generation.token_ids);
+    // without a reader all would count as compute, waits for a streamed trunk too
+    let verdict = verdict(generation, handle.as_ref(), trace.as_ref(), &rates)
+        .filter(|_| handle.is_some() || trunk.blocks.is_none());
+    let hash = generated.token_hash();
     // What was read for nothing came from the drives too.
-    let read_bytes = counters.iter().flat_map(|c| &c.drives).map(|d| d.read_bytes + d.prefetch.wasted.bytes).sum();
+    let read_bytes: u64 = counters.iter().flat_map(|c| &c.drives).map(|d| d.read_bytes + d.prefetch.wasted.bytes).sum();
+    let read_bytes = read_bytes + trunk_bytes_of(model, spec, &trunk);
     let guards = watch.finish(&RunFacts {
         streamed: spec.streamed.filter(|_| counters.is_some()),
         read_bytes,
@@ -165,7 +187,7 @@ pub fn run_while(
     }
     seen.reader = counters;
     seen.generation = Some(generation.clone());
-    drop(session); // the reference arm has one of its own
+    drop(texts); // the reference arm has one of its own
     let asked = (config.reference && !knob::skipped(Knob::Reference)) || knob::forced(Knob::Reference);
     if asked && generation.stopped != StopReason::Interrupted {
         // Last of all: it fills the page cache and computes with the same kernels.
@@ -181,6 +203,7 @@ pub fn run_while(
         version: RECORD_VERSION,
         arm: spec.arm.to_string(),
         model_id: model.manifest.model_id.clone(),
+        trunk: Some(TrunkRecord::of(&model.manifest, &trunk)),
         config_digest: model.manifest.config_digest.to_string(),
         plan_hash,
         started,
@@ -189,8 +212,13 @@ pub fn run_while(
         generated_tokens: generation.token_ids.len(),
         token_hash: hash,
         io_wait_share: generation.io_wait_share(),
-        barrier_mean_ns: barrier_mean_ns(&generation, trace.as_ref()),
-        prefill: seen.prefill_delivered.map(|d| prefill_record(&generation, d, model.manifest.expert_bytes)),
+        barrier_mean_ns: barrier_mean_ns(generation, trace.as_ref()),
+        prefill: seen.prefill_delivered.map(|d| prefill_record(generation, d, model.manifest.expert_bytes)),
+        speculation: seen.speculation.as_ref().map(|c| {
+            let id = draft.as_ref().map_or("", |d| d.identity.as_str());
+            SpeculationRecord::of(config.draft.speculate.name(), id, c)
+        }),
+        set,
         verdict,
         reference: seen.reference.clone(),
         drives: counters.map(drive_records).unwrap_or_default(),
@@ -205,36 +233,40 @@ pub fn run_while(
         sampler: windows.map(|w| w.figures().clone()),
         environment: environment::read(),
     };
-    Ok(RunResult { record, generation, counters: seen.reader })
+    let texts = generated.set.map(|s| s.sequences).unwrap_or_default();
+    Ok(RunResult { record, generation: generated.generation, texts, counters: seen.reader })
 }
 
 /// Gives the model's kernels the threads of a run; they stay until another run asks for others.
 pub fn use_threads(model: &Model, config: &RunConfig) {
+    give_threads(&model.decoder, config);
+}
+
+/// The same for the kernels of a draft model.
+pub fn give_threads(decoder: &Decoder, config: &RunConfig) {
     let threads = match config.model.compute_threads() {
         _ if knob::skipped(Knob::Threads) => 1,
         threads => threads + usize::from(knob::forced(Knob::Threads)),
     };
-    model.decoder.use_threads(threads);
+    decoder.use_threads(threads);
 }
 
 /// Builds the source of experts that is asked for and generates; the handle is there when a reader was built.
 fn decode(
     model: &Model,
     spec: &RunSpec<'_>,
-    session: &mut Session,
-    sampler: &mut Sampler,
+    (texts, placed): (&mut Texts, &Placed<'_>),
     (seen, tap): (&mut Seen, &mut Option<RouteTap>),
-    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
-) -> Result<(Generation, Option<ReaderHandle>), RunError> {
+    on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+) -> Result<(Generated, Option<ReaderHandle>), RunError> {
     let config = &spec.asked.config;
-    let request = Request {
-        prompt: spec.prompt,
-        max_new: config.max_new,
-        stop: &model.stop_ids,
-        piece_rows: config.model.prefill_rows,
-    };
+    let what = (model, config, spec.prompts);
+    let stream = |texts: &mut Texts, pace| placed.reading(|| texts.stream_trunk(model, config, pace));
     if !model.has_experts() {
-        return Ok((generate(session, &mut NoExperts, sampler, request, on_token)?, None));
+        let threads = stream(texts, None)?;
+        let generated = texts.generate(what, &mut NoExperts, on_token, None)?;
+        see_threads(model, placed, &threads, seen);
+        return Ok((generated, None));
     }
     let lie = if knob::skipped(Knob::Resident) { Some(model.store_plan()?) } else { None };
     let streamed = match (spec.streamed, &lie) {
@@ -246,48 +278,89 @@ fn decode(
         Some((plan, mounts)) => {
             let mut options = config.reader.clone();
             let traced = config.trace.is_some() && !knob::skipped(Knob::Trace);
-            trace_room(&mut options, model.decoder.config(), &request, mounts.len(), traced);
-            if traced {
-                *tap = Some(RouteTap::for_run(model.decoder.config(), &request));
+            if config.model.parallel > 1 {
+                // A pass that extends the texts asks each layer for so many at most; it must not come in waves.
+                let top_k = model.decoder.config().moe.as_ref().map_or(0, |m| m.top_k);
+                let most = top_k.saturating_mul(config.model.parallel);
+                options.demand_reserve = u32::try_from(most).unwrap_or(u32::MAX);
             }
-            let mut reader = model.reader(plan, mounts, &options, session.clock())?;
+            trace_room(&mut options, model.decoder.config(), spec, mounts.len(), traced);
+            if traced {
+                *tap = Some(RouteTap::for_run(model.decoder.config(), spec.prompts, config.max_new, &config.draft));
+            }
+            let mut reader = placed.reading(|| model.reader(plan, mounts, &options, texts.clock()))?;
             let handle = reader.handle();
+            let mut threads = stream(texts, model.own_drive(mounts).and_then(|drive| handle.pace(drive)))?;
+            threads.extend(handle.threads());
             let observer = tap.as_mut().map(|t| t as &mut dyn Observer);
             let mut at_first = None;
-            let mut see = |token| {
+            let mut see = |text, token| {
                 at_first.get_or_insert_with(|| handle.delivered());
-                on_token(token)
+                on_token(text, token)
             };
-            let generation = generate_observed(session, &mut reader, sampler, request, &mut see, observer)?;
-            seen.prefill_delivered = Some(at_first.unwrap_or_else(|| handle.delivered()));
-            Ok((generation, Some(handle)))
+            let generated = texts.generate(what, &mut reader, &mut see, observer)?;
+            see_threads(model, placed, &threads, seen);
+            // Prompts that are read later, or in several passes, come mixed with what other texts ask for.
+            let lens = || spec.prompts.iter().map(Vec::len);
+            let at_once =
+                spec.prompts.len() <= config.model.parallel && lens().sum::<usize>() <= config.model.prefill_rows;
+            if config.prompts.is_none() || at_once {
+                seen.prefill_delivered = Some(at_first.unwrap_or_else(|| handle.delivered()));
+            }
+            Ok((generated, Some(handle)))
         }
         None => {
             let mut memory = model.resident()?;
-            let generation = generate(session, &mut memory, sampler, request, on_token)?;
+            let threads = stream(texts, None)?;
+            let generated = texts.generate(what, &mut memory, on_token, None)?;
+            see_threads(model, placed, &threads, seen);
             seen.resident_leases = memory.leases();
-            Ok((generation, None))
+            Ok((generated, None))
         }
     }
+}
+
+/// Bytes of a streamed trunk that came from a device under one of the run's drives.
+fn trunk_bytes_of(model: &Model, spec: &RunSpec<'_>, trunk: &TrunkSeen) -> u64 {
+    let device = |path: &Path| crate::drive::spec::device_number(path).ok();
+    let own = device(&model.folder);
+    let mut mounts = spec.streamed.iter().flat_map(|(_, mounts)| *mounts);
+    match trunk.blocks {
+        Some(blocks) if mounts.any(|m| own.is_some() && device(&m.path) == own) => blocks.bytes + blocks.unused_bytes,
+        _ => 0,
+    }
+}
+
+/// What threads have done and where they are, while all of them are there.
+fn see_threads(model: &Model, placed: &Placed<'_>, readers: &[u32], seen: &mut Seen) {
+    seen.thread_chunks = model.decoder.thread_chunks();
+    seen.affinity = placed.seen(readers);
 }
 
 /// Barriers of an untraced run that are kept for its verdict at most: some 45 MB, taken page by page as they fill.
 const MAX_UNTRACED_BARRIERS: usize = 1 << 18;
 
 /// Barriers that a run can cause at most, and, if it is traced, its reads, a quarter more for repeated ones.
-fn trace_room(options: &mut ReaderOptions, config: &ModelConfig, request: &Request<'_>, drives: usize, traced: bool) {
+fn trace_room(options: &mut ReaderOptions, config: &ModelConfig, spec: &RunSpec<'_>, drives: usize, traced: bool) {
+    let (run, texts) = (&spec.asked.config, spec.prompts.len());
+    let (rows, lanes) = (run.model.prefill_rows.max(1), run.model.parallel.max(1));
     let (layers, moe) = (config.moe_layers().count(), config.moe.as_ref());
     let (experts, top_k) = moe.map_or((0, 0), |m| (m.experts, m.top_k));
-    let passes = request.prompt.len().div_ceil(request.piece_rows.max(1));
-    let widest = experts.min(request.piece_rows.min(request.prompt.len()).saturating_mul(top_k));
-    let reads = (passes * layers).saturating_mul(widest).saturating_add(request.max_new.saturating_mul(layers * top_k));
+    let passes: usize = spec.prompts.iter().map(|p| p.len().div_ceil(rows)).sum();
+    let read_together = spec.prompts.iter().map(Vec::len).fold(0, usize::saturating_add);
+    let widest = experts.min(rows.min(read_together).saturating_mul(top_k));
+    let tokens = texts.saturating_mul(run.max_new);
+    // A text that ends gives its lane away at once, so lanes stand empty only while the last texts end.
+    let extended = tokens.min((tokens / lanes).saturating_add(run.max_new));
+    let step = experts.min(run.draft.rows().max(1).saturating_mul(top_k));
+    let reads = (passes * layers).saturating_mul(widest).saturating_add(tokens.saturating_mul(layers * step));
     // A layer may be guessed anew from each layer that looks ahead to it.
     let guessed = match options.prefetch {
         PrefetchPolicy::None => 0,
         _ => reads.saturating_mul(options.prefetch_depth as usize),
     };
     let reads = reads.saturating_add(guessed);
-    options.trace_barriers = passes.saturating_add(request.max_new).saturating_mul(layers).saturating_add(64);
+    options.trace_barriers = passes.saturating_add(extended).saturating_mul(layers).saturating_add(64);
     if !traced {
         options.trace_barriers = options.trace_barriers.min(MAX_UNTRACED_BARRIERS);
         return;
@@ -326,9 +399,9 @@ fn write_trace(
         return Ok(()); // barriers alone, for the verdict
     }
     let tap = written.tap;
-    let routes = tap.map_or(0, |t| t.0.rows().len() as u64);
+    let routes = tap.map_or(0, |t| t.routes.rows().len() as u64);
     seen.traced = Some(Traced { reads: trace.reads().len() as u64, barriers: trace.barriers().len() as u64, routes });
-    if let Err(e) = trace.check_complete().and_then(|()| tap.map_or(Ok(()), |t| t.0.check_complete())) {
+    if let Err(e) = trace.check_complete().and_then(|()| tap.map_or(Ok(()), |t| t.routes.check_complete())) {
         rejected.push(e.to_string());
         return Ok(());
     }
@@ -343,7 +416,7 @@ fn write_trace(
         ..TraceHeader::new(handle.drives().to_vec())
     };
     if let Some(tap) = tap {
-        header.routes = routes::write(folder, &tap.0)?;
+        header.routes = routes::write(folder, &tap.routes)?;
     }
     let io = |path: &Path, source| TraceError::Io { path: path.to_path_buf(), source };
     std::fs::create_dir_all(folder).map_err(|e| io(folder, e))?;
@@ -361,86 +434,8 @@ fn write_trace(
     Ok(log::write(folder, &header, trace)?)
 }
 
-/// Where the time of decoding went.
-fn verdict(
-    generation: &Generation,
-    handle: Option<&ReaderHandle>,
-    trace: Option<&TraceBuffer>,
-    rates: &[TraceRate],
-) -> Option<Verdict> {
-    match handle.zip(trace) {
-        Some((handle, trace)) => measured::verdict(trace, handle.drives(), generation.decode_ns(), rates),
-        None => Verdict::all_compute(generation.decode_ns()),
-    }
-}
-
-fn prefill_record(generation: &Generation, delivered: Delivered, expert_bytes: u64) -> PrefillRecord {
-    let (experts, distinct) = (generation.prefill_experts, generation.prefill_distinct);
-    let Delivered { payload_bytes, wasted_bytes } = delivered;
-    let needed = distinct.saturating_mul(expert_bytes);
-    let amplification = (needed > 0).then(|| (payload_bytes + wasted_bytes) as f64 / needed as f64);
-    PrefillRecord { experts, distinct, payload_bytes, wasted_bytes, amplification }
-}
-
 /// Control tokens of a prompt, a leading beginning-of-text not counted.
 fn control_tokens(model: &Model, prompt: &[u32]) -> u64 {
     let own = usize::from(model.tokenizer.adds_bos() && prompt.first() == model.tokenizer.bos_id().as_ref());
     prompt[own..].iter().filter(|&&id| model.tokenizer.is_control(id)).count() as u64
-}
-
-/// Mean time from open to last arrival of the decode barriers where a trace tells, else the mean stall.
-fn barrier_mean_ns(generation: &Generation, trace: Option<&TraceBuffer>) -> u64 {
-    let decode = trace.into_iter().flat_map(TraceBuffer::barriers).filter(|b| b.phase == crate::source::Phase::Decode);
-    let (count, sum) = decode.fold((0u64, 0u64), |(n, sum), b| (n + 1, sum + b.last_ns.saturating_sub(b.open_ns)));
-    match (count, generation.decode_barriers) {
-        (0, 0) => 0,
-        (0, barriers) => generation.decode_stall_ns / barriers,
-        (count, _) => sum / count,
-    }
-}
-
-pub(super) fn drive_records(counters: &ReaderCounters) -> Vec<DriveRecord> {
-    let record = |d: &DriveCounters| {
-        let mut hdr = Vec::new();
-        // An empty string says that the histogram could not be written; the quantiles beside it stand.
-        let _ = V2Serializer::new().serialize(&d.clat_ns, &mut hdr);
-        DriveRecord {
-            name: d.name.clone(),
-            reads: d.reads,
-            payload_bytes: d.payload_bytes,
-            read_bytes: d.read_bytes,
-            landed_last: d.landed_last,
-            replica_reads: d.non_primary_reads,
-            prefetch_useful_bytes: d.prefetch.useful.bytes,
-            prefetch_late_bytes: d.prefetch.late.bytes,
-            prefetch_wasted_bytes: d.prefetch.wasted.bytes,
-            clat_p50_ns: d.clat_ns.value_at_quantile(0.5),
-            clat_p99_ns: d.clat_ns.value_at_quantile(0.99),
-            emulated: d.capabilities.emulated,
-            clat_hdr: base64::engine::general_purpose::STANDARD.encode(hdr),
-        }
-    };
-    counters.drives.iter().map(record).collect()
-}
-
-fn mount_record(mount: &DriveSpec) -> MountRecord {
-    MountRecord {
-        name: mount.name.clone(),
-        path: mount.path.clone(),
-        device: identity_of(&mount.path),
-        file_system: environment::file_system(&mount.path),
-        emulate: emulated_as(mount),
-    }
-}
-
-/// What a drive pretends to be, in words; later rates are left out.
-pub(super) fn emulated_as(mount: &DriveSpec) -> Option<String> {
-    mount.emulate.map(|e| {
-        let link =
-            e.link.map_or_else(String::new, |l| format!(", link {} {} B/s", l.name.as_str(), l.rate_bytes_per_s));
-        format!(
-            "rate {} B/s, latency {} ns, per read {} ns, jitter {}, seed {}{link}",
-            e.rate_bytes_per_s, e.latency_ns, e.per_read_ns, e.jitter, e.seed
-        )
-    })
 }

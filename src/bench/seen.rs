@@ -1,20 +1,24 @@
 //! What a run really did, gathered from the counters of the code that did it: the facts that `evidence` judges. Nothing
 //! here is taken from the configuration.
 
+use super::affinity::AffinitySeen;
 use super::reference::ReferenceRecord;
 use super::sampled::SampledCounts;
-use crate::decode::generate::Generation;
+use crate::decode::generate::{Generation, StopReason};
 use crate::decode::guess::GuessesMade;
 use crate::decode::sampler::SamplerCounters;
-use crate::decode::{Decoder, KernelIsa};
+use crate::decode::{Decoder, KernelIsa, SessionCounters, SpeculateCounters, TrunkBlocks};
 use crate::drive::spec::DriveSpec;
 use crate::ids::{DriveId, Extent};
 use crate::layout::plan::Plan;
 use crate::reader::{Delivered, ReaderCounters};
+use crate::source::BlockCounters;
 use crate::source::guess::GuessCountsByDepth;
 use crate::store::manifest::{DriveManifest, drive_folder};
+use crate::store::trunk::TrunkFacts;
 use crate::sys::cache::drop_file;
 use crate::sys::cachestat::residency;
+use crate::sys::limits::locked_bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,17 +41,27 @@ pub struct Seen {
     pub kernel_calls: Vec<(KernelIsa, u64)>,
     /// Parts of products that each compute thread did, the calling thread's first.
     pub thread_chunks: Vec<u64>,
+    /// What was done with the trunk; `None` when no model was run.
+    pub trunk: Option<TrunkSeen>,
+    /// Where threads were; `None` where the system does not tell.
+    pub affinity: Option<AffinitySeen>,
     /// How good the decoder's guesses were, by layers ahead.
     pub guesses: GuessCountsByDepth,
     /// Who in the decoder made them.
     pub guesses_made: GuessesMade,
-    /// Rows of the widest pass.
+    /// What was proposed and what came of it; `None` when nobody proposed.
+    pub speculation: Option<SpeculateCounters>,
+    /// Rows of the widest pass over prompts.
     pub widest_rows: u64,
-    /// Tokens of text that the session held at the end.
-    pub context_used: u64,
+    /// Texts of the widest decode pass.
+    pub widest_lanes: u64,
+    /// Decode passes of more than one text.
+    pub shared_passes: u64,
+    /// By prompt.
+    pub texts: Vec<TextSeen>,
     /// Control tokens in the prompt, a leading beginning-of-text not counted.
     pub prompt_control_tokens: u64,
-    /// What the sampler did.
+    /// What the samplers of all texts did.
     pub sampler: SamplerCounters,
     /// Tokens and times.
     pub generation: Option<Generation>,
@@ -61,6 +75,60 @@ pub struct Seen {
     pub reference: Option<ReferenceRecord>,
     /// It was begun and ended early.
     pub reference_interrupted: bool,
+}
+
+/// What became of one text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextSeen {
+    /// Tokens generated.
+    pub generated: usize,
+    /// Why it ended.
+    pub stopped: StopReason,
+    /// Tokens of text that its session or lane held at the end.
+    pub context_used: u64,
+    /// What its sampler did.
+    pub sampler: SamplerCounters,
+}
+
+/// What was done with a trunk in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrunkSeen {
+    /// With its bytes, when the model was loaded.
+    pub facts: TrunkFacts,
+    /// Bytes that the process has locked, as the kernel says; `None` where it does not.
+    pub kernel_locked_bytes: Option<u64>,
+    /// Blocks that were read; `None` where it was not streamed.
+    pub blocks: Option<BlockCounters>,
+    /// Blocks that passes asked for.
+    pub asked_blocks: u64,
+    /// Their bytes.
+    pub asked_bytes: u64,
+    /// Bytes of a pass that wants logits.
+    pub pass_bytes: u64,
+    /// Time in which passes waited for blocks.
+    pub stall_ns: u64,
+    /// Large matrices of bfloat16.
+    pub bf16_matrices: u64,
+    /// Large matrices of int8 rows.
+    pub int8_matrices: u64,
+}
+
+impl TrunkSeen {
+    /// What passes over a model have done with its trunk until now.
+    pub fn of(decoder: &Decoder, blocks: &TrunkBlocks, counters: &SessionCounters) -> Self {
+        let (bf16_matrices, int8_matrices) = decoder.matrix_counts();
+        Self {
+            facts: decoder.trunk_facts(),
+            kernel_locked_bytes: locked_bytes(),
+            blocks: blocks.counters(),
+            asked_blocks: counters.trunk_blocks,
+            asked_bytes: counters.trunk_bytes,
+            pass_bytes: decoder.blocks().map_or(0, |b| b.pass_bytes(true)),
+            stall_ns: counters.total.trunk_stall_ns,
+            bf16_matrices,
+            int8_matrices,
+        }
+    }
 }
 
 /// Rows of a trace.

@@ -87,7 +87,8 @@ fn own_prompts(arms: &[Arm]) -> Result<Vec<Prompt>> {
     let mut out: Vec<Prompt> = Vec::new();
     for arm in arms {
         let config = &arm.asked.config;
-        let prompt = match (&config.prompt, &config.prompt_file) {
+        let set = config.prompts.as_ref();
+        let prompt = match (&config.prompt, config.prompt_file.as_ref().or(set)) {
             (Some(_), Some(_)) => bail!("arm `{}`: prompt and prompt_file are both given; one is enough", arm.name),
             (Some(text), None) if text.is_empty() => bail!("arm `{}`: the prompt is empty", arm.name),
             (Some(text), None) => Prompt::inline(text),

@@ -1,8 +1,10 @@
 //! `argodrive adopt`: a folder with one file per expert, used where it lies.
 
+use super::import::{measure_trunk, trunk_lines};
 use super::{ByteBar, print, print_json, remark};
 use crate::report::units::bytes;
 use crate::store::adopt::adopt;
+use crate::store::trunk_format::TrunkFormat;
 use anyhow::{Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +23,9 @@ pub struct Args {
     /// Folder of the store [default: argodrive-store beside the experts' folder]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
+    /// Format that the trunk is kept in: bf16, or int8 (half the memory, not weight-exact)
+    #[arg(long, value_name = "FORMAT", default_value_t = TrunkFormat::Bf16)]
+    trunk: TrunkFormat,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -37,15 +42,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (None, Err(e)) => bail!("{}: {e}", args.experts.display()),
     };
     let bar = ByteBar::new("adopt");
-    let report = adopt(&args.experts, &args.checkpoint, &store, BATCH_BYTES, &mut |at| bar.show(at));
+    let report = adopt(&args.experts, &args.checkpoint, &store, args.trunk, BATCH_BYTES, &mut |at| bar.show(at));
     bar.finish();
-    let report = report?;
+    let mut report = report?;
+    measure_trunk(&args.checkpoint, &store, &mut report.manifest, None)?;
     let m = &report.manifest;
     if args.json {
         print_json(&serde_json::json!({"store": store, "folder": report.folder, "model_id": m.model_id,
             "experts": report.digested + report.reused, "digested": report.digested, "reused": report.reused,
             "strangers": report.strangers, "expert_bytes": m.expert_bytes, "trunk_tensors": m.trunk.len(),
-            "drive": report.drive.as_ref().ok(), "side_files": report.side_files}))?;
+            "drive": report.drive.as_ref().ok(), "side_files": report.side_files,
+            "trunk_format": m.trunk_format, "trunk_label": m.trunk_format.label(), "trunk_error": m.trunk_error}))?;
         return Ok(ExitCode::SUCCESS);
     }
     print(&format!(
@@ -56,6 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         report.digested
     ))?;
     print(&format!("{}: trunk of {} tensors, model {} ({})", store.display(), m.trunk.len(), m.model_id, m.name))?;
+    trunk_lines(m).iter().try_for_each(|line| print(line))?;
     if report.strangers > 0 {
         remark(&format!("{} more files are named like experts, but of none that this model has", report.strangers));
     }

@@ -162,6 +162,9 @@ pub(super) fn show_results(folder: &Path, file: &CampaignFile, results: &Results
     if results.emulated {
         print("EMULATED drives: these are not speeds of this machine's hardware.")?;
     }
+    if let Some(label) = &results.trunk {
+        print(label)?;
+    }
     print(&format!("record  {}", folder.join("experiment.json").display()))?;
     let [svg, png] = ["svg", "png"].map(|e| folder.join(format!("{FIGURE}.{e}")));
     if svg.exists() {

@@ -1,10 +1,12 @@
 //! `argodrive chat`: turns of a conversation from stdin (or one `--message`), answers to stdout.
 
+use super::draft_args::DraftArgs;
 use super::remark;
 use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start_over};
-use crate::bench::run::use_threads;
+use crate::bench::affinity::Placed;
+use crate::bench::run::{give_threads, use_threads};
 use crate::clock::Clock;
-use crate::decode::generate::{Request, generate};
+use crate::decode::generate::{Beside, Request, generate_with};
 use crate::decode::sampler::Sampler;
 use crate::knob::Knob;
 use crate::model::chat::{ChatOptions, Message, Role};
@@ -53,6 +55,8 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     reader: ReaderArgs,
 }
 
@@ -68,27 +72,45 @@ pub fn run(args: Args) -> Result<ExitCode> {
     config.drives = args.drives.clone().or(config.drives.take());
     config.resident |= args.resident;
     // each turn is a prompt of its own
-    (config.prompt, config.prompt_file) = (Some("turn".into()), None);
+    (config.prompt, config.prompt_file, config.prompts) = (Some("turn".into()), None, None);
     if args.max_new.is_some() || !asked.given.contains(&Knob::MaxNew) {
         asked.config.max_new = args.max_new.unwrap_or(DEFAULT_TOKENS);
     }
     args.sampler.apply(&mut asked);
     args.model.apply(&mut asked);
+    args.draft.apply(&mut asked);
     args.reader.apply(&mut asked);
     asked.check()?;
     let config = &asked.config;
-    let model = Model::load(&config.store, config.model.isa()?)?;
+    let model = Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?;
     use_threads(&model, config);
+    let draft = model.draft(&config.draft, config.model.isa()?)?;
+    let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
+    // its threads inherit the CPUs of compute
+    if let Some(draft) = &draft {
+        give_threads(&draft.decoder, config);
+    }
+    if let Some(label) = model.manifest.trunk_format.label() {
+        remark(label);
+    }
     let template = model.chat()?;
     let mut sampler = Sampler::new(config.sampler)?;
     let clock = Clock::start();
+    let mut pace = None;
     let mut source: Box<dyn ExpertSource> = match plan_and_mounts(&model, &asked)? {
-        Some((plan, mounts)) => Box::new(model.reader(&plan, &mounts, &config.reader, clock)?),
+        Some((plan, mounts)) => {
+            let reader = placed.reading(|| model.reader(&plan, &mounts, &config.reader, clock))?;
+            pace = model.own_drive(&mounts).and_then(|drive| reader.handle().pace(drive));
+            Box::new(reader)
+        }
         None if model.has_experts() => Box::new(model.resident()?),
         None => Box::new(NoExperts),
     };
     let mut session =
         model.session(config.model.max_context, config.model.prefill_rows, config.reader.prefetch, clock)?;
+    let piece_rows = config.model.prefill_rows;
+    let mut speculator = model.speculator(&config.draft, draft.as_ref(), &config.sampler, piece_rows, &session)?;
+    placed.reading(|| model.stream_trunk(session.trunk_mut(), &config.reader, clock, pace))?;
     let interrupted = interrupt_flag()?;
     let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new(Role::System, s.clone())).collect();
     let mut next_message = args.message.clone();
@@ -117,12 +139,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let mut stream = TextStream::new();
         let mut answer = String::new();
         let mut broken = None;
-        let done = generate(&mut session, source.as_mut(), &mut sampler, request, &mut |token| {
+        let beside = Beside { observer: None, speculator: speculator.as_mut() };
+        let mut on_token = |token| {
             let bytes = model.tokenizer.decode_visible_bytes(&[token]);
             broken = say(&mut answer, &stream.push(&bytes)).err();
             let stop = broken.is_some() || interrupted.load(Ordering::SeqCst);
             if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
+        };
+        let done = generate_with(&mut session, source.as_mut(), &mut sampler, request, &mut on_token, beside)?;
         if let Some(e) = broken {
             return Err(e.into()); // nobody reads on (`| head`): the conversation is over
         }

@@ -1,19 +1,21 @@
 //! `argodrive decode`: text to stdout, rates and drives to stderr, or everything as one JSON object. With `--assert` the
 //! run is recorded, and it must have done what was asked.
 
-use super::run_args::{
-    ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start_over,
-};
+use super::decode_set::{self, SetText};
+use super::draft_args::{self, DraftArgs};
+use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts, start_over};
 use super::{REJECTED, WIDTH, evidence, print_json, remark, verdict};
-use crate::bench::record::{self, RunRecord};
-use crate::bench::run::{RunResult, RunSpec, run_while};
+use crate::bench::fits;
+use crate::bench::prompt_set;
+use crate::bench::record::{self, RunRecord, TrunkRecord};
+use crate::bench::run::{RunResult, RunSpec, run_texts};
 use crate::decode::generate::StopReason;
 use crate::knob::Knob;
 use crate::model::text_stream::TextStream;
 use crate::open::Model;
 use crate::report::table::{Align, Table};
 use crate::report::units;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -34,6 +36,14 @@ pub struct Args {
     drives: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,
+    /// A set of prompts, all of which are read and extended: a .jsonl file with {"prompt": "..."} or a text in quotes on
+    /// each line, or a folder of .txt files
+    #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["prompt", "prompt_file"])]
+    prompts: Option<PathBuf>,
+    /// Texts of --prompts that share passes, so that an expert is read once for all of them; when one ends, the next prompt
+    /// takes its place [default: 1]
+    #[arg(long, value_name = "N")]
+    parallel: Option<usize>,
     /// Hold every expert in memory instead of streaming
     #[arg(long)]
     resident: bool,
@@ -65,6 +75,8 @@ pub struct Args {
     sampler: SamplerArgs,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     #[command(flatten)]
     reader: ReaderArgs,
 }
@@ -100,9 +112,20 @@ impl Args {
             c.monitor = false;
             given.insert(Knob::Monitor);
         }
+        if self.prompts.is_some() {
+            c.prompts.clone_from(&self.prompts);
+            (c.prompt, c.prompt_file) = (None, None);
+        } else if self.prompt.is_given() {
+            c.prompts = None;
+        }
+        if let Some(lanes) = self.parallel {
+            c.model.parallel = lanes;
+            given.insert(Knob::Parallel);
+        }
         self.prompt.apply(&mut asked);
         self.sampler.apply(&mut asked);
         self.model.apply(&mut asked);
+        self.draft.apply(&mut asked);
         self.reader.apply(&mut asked);
         asked.check()?;
         Ok(asked)
@@ -112,12 +135,10 @@ impl Args {
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut asked = args.asked()?;
-    let model = Model::load(&asked.config.store, asked.config.model.isa()?)?;
-    let prompt = model.encode_prompt(&asked.config.prompt_text()?, asked.config.special)?;
-    if prompt.is_empty() {
-        bail!("the prompt is empty; give at least one token of text");
-    }
-    check_context(&model, &asked, prompt.len())?;
+    let model = Model::load_as(&asked.config.store, asked.config.model.isa()?, asked.config.model.trunk)?;
+    let prompts = prompt_set::encode(&model, &asked.config)?;
+    let lens: Vec<usize> = prompts.tokens.iter().map(Vec::len).collect();
+    fits::check_run(&model, &asked.config, &lens).map_err(anyhow::Error::msg)?;
     let streamed = plan_and_mounts(&model, &asked)?;
     if streamed.as_ref().is_some_and(|(_, mounts)| mounts.iter().any(|m| m.emulate.is_some())) {
         asked.given.insert(Knob::Pace);
@@ -129,6 +150,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     // The folder is made before anything is measured: a bad path must not cost a run.
     let folder = if args.assert { Some(record::new_folder(&args.out, "decode")?) } else { None };
     let interrupted = interrupt_flag()?;
+    let is_set = asked.config.prompts.is_some();
+    let mut texts = SetText::new(prompts.names.len());
     let mut text = String::new();
     let mut stream = TextStream::new();
     let mut broken = None;
@@ -151,26 +174,52 @@ pub fn run(args: Args) -> Result<ExitCode> {
         asked: &asked,
         under_test: &under_test,
         streamed: streamed.as_ref().map(|(plan, mounts)| (plan, mounts.as_slice())),
-        prompt: &prompt,
+        prompts: &prompts.tokens,
         control: None,
     };
-    let mut on_token = |token| {
+    let mut on_token = |place, token| {
         let bytes = if asked.config.special {
             model.tokenizer.decode_bytes(&[token])
         } else {
             model.tokenizer.decode_visible_bytes(&[token])
         };
-        let flow = show(&stream.push(&bytes));
+        let flow = match is_set {
+            true => texts.push(place, &bytes),
+            false => show(&stream.push(&bytes)),
+        };
         if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { flow }
     };
-    let result = run_while(&model, &spec, &mut on_token, &|| !interrupted.load(Ordering::SeqCst))?;
+    let result = run_texts(&model, &spec, &mut on_token, &|| !interrupted.load(Ordering::SeqCst));
+    if is_set {
+        let (texts, names) = (texts.finish(), &prompts.names);
+        if !args.json {
+            // What was generated is shown even if the run failed: a night's work must not be lost with its last read.
+            decode_set::print(names, &texts)?;
+        }
+        let result = result?;
+        let kept = folder.map(|folder| keep(&folder, &result.record)).transpose()?;
+        if args.json {
+            let mut value = json(&result);
+            decode_set::add(&mut value, names, &texts, &result);
+            print_json(&value)?;
+        } else {
+            decode_set::report(names, &result);
+            report(&result);
+        }
+        return Ok(conclude(&args, &result.record, kept.as_deref()));
+    }
+    let result = result?;
     let _ = show(&stream.finish());
     if let Some(e) = broken {
         return Err(e.into());
     }
     let kept = folder.map(|folder| keep(&folder, &result.record)).transpose()?;
     if args.json {
-        print_json(&json(&result, &prompt, &text))?;
+        let mut value = json(&result);
+        value["text"] = text.into();
+        value["token_ids"] = result.generation.token_ids.clone().into();
+        value["prompt_token_ids"] = prompts.tokens.concat().into();
+        print_json(&value)?;
     } else {
         let _ = writeln!(std::io::stdout());
         report(&result);
@@ -204,7 +253,8 @@ fn conclude(args: &Args, record: &RunRecord, kept: Option<&Path>) -> ExitCode {
     if args.assert && !record.rejected.is_empty() { ExitCode::from(REJECTED) } else { ExitCode::SUCCESS }
 }
 
-fn json(result: &RunResult, prompt: &[u32], text: &str) -> serde_json::Value {
+/// What one prompt and a set have in common.
+fn json(result: &RunResult) -> serde_json::Value {
     let record = &result.record;
     let drives: Vec<_> = record
         .drives
@@ -217,14 +267,42 @@ fn json(result: &RunResult, prompt: &[u32], text: &str) -> serde_json::Value {
         .collect();
     let names: Vec<&str> = record.drives.iter().map(|d| d.name.as_str()).collect();
     let mut value = serde_json::json!({
-        "text": text, "token_ids": result.generation.token_ids, "prompt_token_ids": prompt,
         "stopped": result.generation.stopped, "rates": record.rates, "io_wait_share": record.io_wait_share,
         "barrier_mean_ns": record.barrier_mean_ns, "plan_hash": record.plan_hash, "emulated": record.emulated,
         "drives": drives, "settings": record.settings, "guards": record.guards, "rejected": record.rejected,
-        "reference": record.reference, "prefill": record.prefill,
+        "reference": record.reference, "prefill": record.prefill, "trunk": record.trunk, "trunk_label": record.trunk_label(),
+        "speculation": record.speculation,
     });
     value["verdict"] = record.verdict.as_ref().map(|v| verdict::json(v, &names)).into();
     value
+}
+
+/// Why a text ended, in words.
+pub(super) fn ended(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::StopToken => "stop token",
+        StopReason::MaxNew => "--max-new",
+        StopReason::ContextFull => "context full",
+        StopReason::Interrupted => "interrupted",
+    }
+}
+
+/// What is unusual about the trunk: that it is not exact, and what was read of it.
+fn say_trunk(out: &mut impl Write, trunk: &TrunkRecord) {
+    if let Some(label) = &trunk.label {
+        let error = trunk.error.map_or_else(String::new, |e| format!(": {e}"));
+        let _ = writeln!(out, "{}", verdict::wrapped(&format!("{label}{error}")));
+    }
+    if trunk.streamed_bytes > 0 {
+        let _ = writeln!(
+            out,
+            "trunk streamed: {} in {} reads, {} a pass; passes waited {} for it",
+            units::bytes(trunk.streamed_bytes),
+            trunk.streamed_reads,
+            units::bytes(trunk.pass_bytes),
+            units::duration(trunk.trunk_stall_ns)
+        );
+    }
 }
 
 /// Rates and drives for people, on stderr so that stdout holds the text alone.
@@ -232,25 +310,30 @@ fn report(result: &RunResult) {
     let (record, generation) = (&result.record, &result.generation);
     let rates = &record.rates;
     let mut out = std::io::stderr().lock();
-    let ended = match generation.stopped {
-        StopReason::StopToken => "stop token",
-        StopReason::MaxNew => "--max-new",
-        StopReason::ContextFull => "context full",
-        StopReason::Interrupted => "interrupted",
-    };
-    let _ = writeln!(
-        out,
-        "\n{} tokens ({ended}) after {} of prompt; first token {}\ndecode {} tok/s   prefill {} tok/s   inclusive {} tok/s{}",
-        record.generated_tokens,
-        record.prompt_tokens,
-        units::duration(generation.first_token_ns),
-        units::tokens_per_s(rates.decode_tok_s),
-        units::tokens_per_s(rates.prefill_tok_s),
-        units::tokens_per_s(rates.inclusive_tok_s),
-        if record.emulated { "   (EMULATED drives)" } else { "" },
-    );
+    let emulated = if record.emulated { "   (EMULATED drives)" } else { "" };
+    let (decode, prefill) = (units::tokens_per_s(rates.decode_tok_s), units::tokens_per_s(rates.prefill_tok_s));
+    let inclusive = units::tokens_per_s(rates.inclusive_tok_s);
+    if record.set.is_none() {
+        let _ = writeln!(
+            out,
+            "\n{} tokens ({}) after {} of prompt; first token {}",
+            record.generated_tokens,
+            ended(generation.stopped),
+            record.prompt_tokens,
+            units::duration(generation.first_token_ns),
+        );
+    }
+    let _ = writeln!(out, "decode {decode} tok/s   prefill {prefill} tok/s   inclusive {inclusive} tok/s{emulated}");
+    if let Some(trunk) = &record.trunk {
+        say_trunk(&mut out, trunk);
+    }
+    if let Some(speculation) = &record.speculation {
+        let _ = write!(out, "{}", draft_args::table(speculation, WIDTH));
+    }
     if record.drives.is_empty() {
-        let _ = writeln!(out, "not storage-bound: no drive was read");
+        if record.trunk.as_ref().is_none_or(|t| t.streamed_bytes == 0) {
+            let _ = writeln!(out, "not storage-bound: no drive was read");
+        }
         return;
     }
     if let Some((prefill, factor)) = record.prefill.as_ref().and_then(|p| Some((p, p.amplification?))) {

@@ -201,7 +201,7 @@ fn tell_story(
         asked: &asked,
         under_test: &BTreeSet::new(),
         streamed: Some((plan, drives)),
-        prompt,
+        prompts: &[prompt.to_vec()],
         control: None,
     };
     let result = run_once(model, &spec, &mut |token| {

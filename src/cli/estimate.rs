@@ -156,7 +156,7 @@ fn show(args: &Args, q: &Question<'_>, e: &Estimate) -> Result<()> {
         m.experts
     ))?;
     print(&format!(
-        "trunk: {} tensors, {} bf16 (int8 {}); {} of experts a token",
+        "trunk: {} tensors, {} bf16 (int8 {}, not weight-exact)\n{} of experts a token",
         m.trunk_tensors,
         units::bytes(m.trunk_bf16_bytes),
         units::bytes(m.trunk_int8_bytes),
@@ -195,8 +195,9 @@ fn show(args: &Args, q: &Question<'_>, e: &Estimate) -> Result<()> {
     print("\ncopying")?;
     print(copy_table(e).render(WIDTH).trim_end())?;
     print(&format!(
-        "the store takes {} for the trunk and {} for experts, unless they\ngo straight to drives",
+        "the store takes {} for the trunk (int8 {})\nand {} for experts, unless they go straight to drives",
         units::bytes(m.trunk_file_bytes),
+        units::bytes(m.trunk_int8_file_bytes),
         units::bytes(m.bank_bytes)
     ))
 }

@@ -8,6 +8,7 @@ use crate::bench::campaign::file::{CAMPAIGN_FILE, CampaignFile, State, read_vers
 use crate::bench::config::Asked;
 use crate::bench::experiment::{Experiment, SetupEvent};
 use crate::bench::planning::plan_and_mounts;
+use crate::bench::prompt_set::encode;
 use crate::bench::record::{self, RECORD_VERSION, RunRecord};
 use crate::bench::run::{RunSpec, run as run_once};
 use crate::knob::Knob;
@@ -187,11 +188,8 @@ fn rerun_record(args: &RerunArgs) -> Result<ExitCode> {
     let then: RunRecord = read_versioned(&args.of, RECORD_VERSION)?;
     let asked = Asked::load(&args.of)?;
     asked.check().with_context(|| args.of.display().to_string())?;
-    let model = Model::load(&asked.config.store, asked.config.model.isa()?)?;
-    let prompt = model.encode_prompt(&asked.config.prompt_text()?, asked.config.special)?;
-    if prompt.is_empty() {
-        bail!("{}: the prompt is empty", args.of.display());
-    }
+    let model = Model::load_as(&asked.config.store, asked.config.model.isa()?, asked.config.model.trunk)?;
+    let prompts = encode(&model, &asked.config).with_context(|| args.of.display().to_string())?.tokens;
     let streamed = plan_and_mounts(&model, &asked.config)?;
     let under_test = then.settings.iter().filter(|s| s.under_test).filter_map(|s| Knob::named(&s.name)).collect();
     let folder = record::new_folder(&args.out, "rerun")?;
@@ -207,7 +205,7 @@ fn rerun_record(args: &RerunArgs) -> Result<ExitCode> {
         asked: &asked,
         under_test: &under_test,
         streamed: streamed.as_ref().map(|(plan, mounts)| (plan, mounts.as_slice())),
-        prompt: &prompt,
+        prompts: &prompts,
         control: None,
     };
     let now = run_once(&model, &spec, &mut |_| {
@@ -229,8 +227,14 @@ fn rerun_record(args: &RerunArgs) -> Result<ExitCode> {
         }))?;
     } else {
         let emulated = if now.emulated { " (EMULATED drives)" } else { "" };
+        let trunk = now.trunk_label().map(|label| format!("; {label}")).unwrap_or_default();
         let times = ratio.map_or_else(String::new, |r| format!(", {r:.3} times as fast"));
-        print(&format!("{}: {} tok/s then, {} now{times}{emulated}", now.arm, tokens_per_s(a), tokens_per_s(b)))?;
+        print(&format!(
+            "{}: {} tok/s then, {} now{times}{emulated}{trunk}",
+            now.arm,
+            tokens_per_s(a),
+            tokens_per_s(b)
+        ))?;
         for reason in &now.rejected {
             print(&super::verdict::wrapped(&format!("REJECTED: {reason}")))?;
         }

@@ -5,6 +5,7 @@ use super::run_args::{
     ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start,
 };
 use super::{WIDTH, print, print_json, remark};
+use crate::bench::affinity::Placed;
 use crate::bench::config::Asked;
 use crate::bench::run::use_threads;
 use crate::clock::Clock;
@@ -221,7 +222,10 @@ fn asked(args: &Args) -> Result<Asked> {
 fn from_decode(args: &Args) -> Result<Heat> {
     let asked = asked(args)?;
     let config = &asked.config;
-    let model = Model::load(&config.store, config.model.isa()?)?;
+    let model = Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?;
+    if let Some(label) = model.manifest.trunk_format.label() {
+        remark(label);
+    }
     if !model.has_experts() {
         bail!("{}: this model is dense, it has no experts to count", config.store.display());
     }
@@ -232,6 +236,7 @@ fn from_decode(args: &Args) -> Result<Heat> {
     }
     check_context(&model, &asked, prompt.len())?;
     use_threads(&model, config);
+    let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
     let clock = Clock::start();
     let mut session =
         model.session(config.model.max_context, config.model.prefill_rows, PrefetchPolicy::None, clock)?;
@@ -249,13 +254,16 @@ fn from_decode(args: &Args) -> Result<Heat> {
     let observer: Option<&mut dyn Observer> = Some(&mut routes);
     let generation = if config.resident {
         let mut memory = model.resident()?;
+        placed.reading(|| model.stream_trunk(session.trunk_mut(), &config.reader, clock, None))?;
         generate_observed(&mut session, &mut memory, &mut sampler, request, &mut go_on, observer)?
     } else {
         let (plan, mounts) = match plan_and_mounts(&model, &asked)? {
             Some(streamed) => streamed,
             None => model.store_plan()?,
         };
-        let mut reader = model.reader(&plan, &mounts, &config.reader, clock)?;
+        let mut reader = placed.reading(|| model.reader(&plan, &mounts, &config.reader, clock))?;
+        let pace = model.own_drive(&mounts).and_then(|drive| reader.handle().pace(drive));
+        placed.reading(|| model.stream_trunk(session.trunk_mut(), &config.reader, clock, pace))?;
         generate_observed(&mut session, &mut reader, &mut sampler, request, &mut go_on, observer)?
     };
     if interrupted.load(Ordering::SeqCst) {

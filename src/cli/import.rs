@@ -1,10 +1,17 @@
 //! `argodrive import`: a checkpoint becomes a store.
 
+use super::verdict::wrapped;
 use super::{ByteBar, plan as plan_command, print, print_json, remark, stage};
+use crate::bench::trunk_error;
+use crate::drive::spec::DriveSpec;
+use crate::layout::plan::Plan;
 use crate::model::arriving::Awaited;
 use crate::report::units::bytes;
 use crate::stage::placed::{Event, Follow, PlacedOptions, import_placed};
 use crate::store::import::{ImportOptions, import};
+use crate::store::manifest::StoreManifest;
+use crate::store::trunk_format::TrunkFormat;
+use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,8 +24,9 @@ pub struct Args {
     /// Folder of the store; a new one, or one whose import was interrupted
     #[arg(long, value_name = "DIR")]
     pub store: PathBuf,
-    /// Format that the trunk is kept in
-    #[arg(long, value_enum, default_value_t = TrunkFormat::Bf16)]
+    /// Format that the trunk is kept in: bf16, the checkpoint's own bytes, or int8, large matrices as rows of signed bytes with one
+    /// scale each (half the memory, not weight-exact; what it does to the logits is measured)
+    #[arg(long, value_name = "FORMAT", default_value_t = TrunkFormat::Bf16)]
     pub trunk: TrunkFormat,
     /// Most bytes written between two entries of the journal, i.e. lost by a kill (K, M, G and Ki, Mi, Gi are understood)
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = parse_size)]
@@ -48,24 +56,17 @@ const POLL: Duration = Duration::from_secs(1);
 /// Pause between two remarks about what is waited for.
 const REMARK_PAUSE: Duration = Duration::from_secs(30);
 
-/// Formats of the trunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum TrunkFormat {
-    /// The checkpoint's own bytes
-    Bf16,
-}
-
 /// Runs the import and prints what was done.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(plan) = &args.plan {
         return run_placed(&args, plan);
     }
     let bar = ByteBar::new("import");
-    let TrunkFormat::Bf16 = args.trunk; // the one that `import` writes
-    let options = ImportOptions { batch_bytes: args.batch };
+    let options = ImportOptions { batch_bytes: args.batch, trunk: args.trunk };
     let report = import(&args.checkpoint, &args.store, &options, &mut |at| bar.show(at));
     bar.finish();
-    let report = report?;
+    let mut report = report?;
+    measure_trunk(&args.checkpoint, &args.store, &mut report.manifest, None)?;
     let m = &report.manifest;
     let experts = m.moe_layers.len() as u64 * u64::from(m.experts);
     if args.json {
@@ -75,7 +76,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             "experts_written": report.experts_written, "experts_reused": report.experts_reused,
             "trunk_tensors": m.trunk.len(), "trunk_written": report.trunk_written, "trunk_reused": report.trunk_reused,
             "bytes_written": report.bytes_written, "vision_skipped": report.vision_skipped,
-            "side_files": report.side_files,
+            "side_files": report.side_files, "trunk_format": m.trunk_format, "trunk_label": m.trunk_format.label(),
+            "trunk_error": m.trunk_error,
         });
         print(&object.to_string())?;
         return Ok(ExitCode::SUCCESS);
@@ -103,7 +105,35 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         m.trunk.len(),
         bytes(m.expert_bytes)
     ))?;
+    trunk_lines(m).iter().try_for_each(|line| print(line))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What must be said of a store whose trunk is not the checkpoint's own; nothing of others.
+pub(super) fn trunk_lines(manifest: &StoreManifest) -> Vec<String> {
+    let Some(label) = manifest.trunk_format.label() else { return Vec::new() };
+    let error = match &manifest.trunk_error {
+        Some(error) => wrapped(&format!("{label}: against the checkpoint's own trunk {error}")),
+        None => format!("{label}: what it does to the logits was not measured"),
+    };
+    vec![error]
+}
+
+/// Measures what a trunk that is not exact does to the logits, unless that is known, and keeps the figures in the store.
+pub(super) fn measure_trunk(
+    checkpoint: &Path,
+    store: &Path,
+    manifest: &mut StoreManifest,
+    streamed: Option<(&Plan, &[DriveSpec])>,
+) -> anyhow::Result<()> {
+    if manifest.trunk_format.is_exact() || manifest.trunk_error.is_some() {
+        return Ok(());
+    }
+    let measured = trunk_error::measure(checkpoint, store, streamed);
+    manifest.trunk_error = Some(measured.context(
+        "the store is complete, but what its int8 trunk does to the logits could not be measured; run the same command again",
+    )?);
+    Ok(manifest.save(store)?)
 }
 
 /// Says what is waited for when that changes, and now and then.
@@ -138,7 +168,15 @@ fn run_placed(args: &Args, plan_file: &Path) -> anyhow::Result<ExitCode> {
         batch_bytes: args.batch,
         follow: args.follow.then_some(Follow { poll: POLL, timeout: args.follow_timeout }),
         drop_shards: args.drop_shards,
+        trunk: args.trunk,
     };
+    if args.drop_shards && !args.trunk.is_exact() {
+        bail!(
+            "--trunk {} compares its logits with those of the checkpoint's own trunk, which --drop-shards deletes; leave one of \
+             them out",
+            args.trunk
+        );
+    }
     let bar = ByteBar::new("import");
     let mut waiting = Waiting::default();
     let report =
@@ -148,7 +186,15 @@ fn run_placed(args: &Args, plan_file: &Path) -> anyhow::Result<ExitCode> {
             Event::Dropped(name) => remark(&format!("{name}: safe on the drives and read back; deleted")),
         });
     bar.finish();
-    let report = report?;
+    let mut report = report?;
+    let specs: Vec<DriveSpec> = report
+        .plan
+        .drives
+        .iter()
+        .zip(&mounts)
+        .map(|(d, path)| DriveSpec { name: d.name.clone(), path: path.clone(), emulate: None })
+        .collect();
+    measure_trunk(&args.checkpoint, &args.store, &mut report.manifest, Some((&report.plan, &specs)))?;
     let m = &report.manifest;
     if args.json {
         return print_json(&serde_json::json!({
@@ -157,12 +203,14 @@ fn run_placed(args: &Args, plan_file: &Path) -> anyhow::Result<ExitCode> {
             "experts": m.moe_layers.len() as u64 * u64::from(m.experts), "expert_bytes": m.expert_bytes,
             "experts_written": report.experts_written, "experts_reused": report.experts_reused,
             "bytes_written": report.bytes_written, "dropped": report.dropped, "trunk_tensors": m.trunk.len(),
-            "side_files": report.side_files,
+            "side_files": report.side_files, "trunk_format": m.trunk_format, "trunk_label": m.trunk_format.label(),
+            "trunk_error": m.trunk_error,
         }))
         .map(|()| ExitCode::SUCCESS);
     }
     if report.was_complete {
         print(&format!("{}: already complete, and of this plan; nothing written", args.store.display()))?;
+        trunk_lines(m).iter().try_for_each(|line| print(line))?;
         return Ok(ExitCode::SUCCESS);
     }
     print(&format!(
@@ -176,6 +224,7 @@ fn run_placed(args: &Args, plan_file: &Path) -> anyhow::Result<ExitCode> {
         report.plan.drives.len(),
         bytes(report.bytes_written)
     ))?;
+    trunk_lines(m).iter().try_for_each(|line| print(line))?;
     let (store, plan) = (args.store.display(), plan_file.display());
     print(&format!(
         "the plan is bound to the model now\nnext: argodrive decode --store {store} --plan {plan} --prompt ..."

@@ -1,5 +1,6 @@
 //! `argodrive ladder`: real decode on 1, 2, ... N drives, and on drives alone and uplinks if asked.
 
+use super::draft_args::DraftArgs;
 use super::heat::read_heat;
 pub(super) use super::ladder_tables::show;
 use super::ladder_tables::{scaling, show_against};
@@ -82,6 +83,8 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     reader: ReaderArgs,
 }
 
@@ -117,6 +120,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.prompt.apply(&mut asked);
     args.sampler.apply(&mut asked);
     args.model.apply(&mut asked);
+    args.draft.apply(&mut asked);
     args.reader.apply(&mut asked);
     asked.check()?;
     let others = args.against.as_deref().map(against::load).transpose()?;
@@ -135,7 +139,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     check_options(args.repetitions, asked.config.max_new, sets.len())?;
     warn_shared(&drives)?;
     say_uplinks(&drives, &uplinks, &kinds);
-    let model = Model::load(&args.store, asked.config.model.isa()?)?;
+    let model = Model::load_as(&args.store, asked.config.model.isa()?, asked.config.model.trunk)?;
     if !model.has_experts() {
         bail!("{}: a dense model reads no experts; there is no ladder to climb", args.store.display());
     }
@@ -355,7 +359,7 @@ fn figure(ladder: &LadderRecord, name: &str) -> LadderFigure {
     };
     LadderFigure {
         title: "Decode speed by number of drives".into(),
-        subtitle: format!("{name}, {} layout", ladder.policy),
+        subtitle: format!("{name}, {} layout{}", ladder.policy, html::trunk_after(ladder.trunk.as_deref())),
         emulated: ladder.emulated,
         whiskers: if interval { "95 % interval of the median" } else { "slowest and fastest run" }.into(),
         rungs: shown.iter().map(point).collect(),

@@ -64,7 +64,8 @@ pub(super) fn show(ladder: &LadderRecord, folder: &Path) -> Result<()> {
     let label = if ladder.emulated { "EMULATED drives: these are not speeds of this machine's hardware. " } else { "" };
     let tokens = if ladder.rejected.is_empty() { "; tokens identical on every rung" } else { "" };
     let plan = if ladder.fixed_plan.is_some() { ", one plan kept" } else { "" };
-    print(&format!("{label}Layout {}{plan}{tokens}.", ladder.policy))?;
+    let trunk = ladder.trunk.as_ref().map(|t| format!("; {t}")).unwrap_or_default();
+    print(&format!("{label}Layout {}{plan}{tokens}{trunk}.", ladder.policy))?;
     for reason in &ladder.rejected {
         print(&format!("REJECTED: {reason}"))?;
     }

@@ -1,6 +1,7 @@
 //! Arguments that several commands share: where experts come from, how tokens are chosen, what the prompt is. Each flag
 //! that is given overrides the configuration file and counts as asked for.
 
+use crate::bench::affinity::Affinity;
 use crate::bench::config::{Asked, ConfigError};
 use crate::bench::fits;
 use crate::bench::guards::device_key;
@@ -15,13 +16,14 @@ use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
 use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool, ReaderOptions};
+use crate::store::trunk::TrunkResidency;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Puts a flag's value into its place and notes that it was given.
-fn set<T>(asked: &mut BTreeSet<Knob>, knob: Knob, place: &mut T, value: Option<T>) {
+pub(super) fn set<T>(asked: &mut BTreeSet<Knob>, knob: Knob, place: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *place = value;
         asked.insert(knob);
@@ -351,6 +353,11 @@ pub struct PromptArgs {
 }
 
 impl PromptArgs {
+    /// Whether a flag gives a prompt.
+    pub fn is_given(&self) -> bool {
+        self.prompt.is_some() || self.prompt_file.is_some()
+    }
+
     /// Overrides the configuration.
     pub fn apply(&self, asked: &mut Asked) {
         let (c, given) = (&mut asked.config, &mut asked.given);
@@ -364,7 +371,7 @@ impl PromptArgs {
 }
 
 /// How the model is run.
-#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// Compute kernels [default: the best that the CPU has]
@@ -373,6 +380,12 @@ pub struct ModelArgs {
     /// Threads that compute [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: Option<u16>,
+    /// Where the trunk is: mapped, loaded into memory, locked there, or streamed anew in every pass [default: mapped]
+    #[arg(long, value_name = "WHERE")]
+    trunk: Option<TrunkResidency>,
+    /// CPUs of threads that compute and of those that read, as compute=0-1,readers=2-3; off = all of them [default: off]
+    #[arg(long, value_name = "CPUS")]
+    affinity: Option<Affinity>,
     /// Prompt rows fed in one pass, which reads each expert once; bounds memory [default: 4096]
     #[arg(long, value_name = "ROWS")]
     prefill_rows: Option<usize>,
@@ -390,6 +403,10 @@ pub enum KernelChoice {
     Scalar,
     /// AVX2 and FMA
     Avx2,
+    /// AVX-512 F, BW and VL
+    Avx512,
+    /// NEON
+    Neon,
 }
 
 impl ModelArgs {
@@ -400,9 +417,13 @@ impl ModelArgs {
             KernelChoice::Auto => "auto".to_string(),
             KernelChoice::Scalar => KernelIsa::Scalar.name().to_string(),
             KernelChoice::Avx2 => KernelIsa::Avx2.name().to_string(),
+            KernelChoice::Avx512 => KernelIsa::Avx512.name().to_string(),
+            KernelChoice::Neon => KernelIsa::Neon.name().to_string(),
         });
         set(given, Knob::Kernels, &mut m.kernels, kernels);
         set(given, Knob::Threads, &mut m.threads, self.threads.map(usize::from));
+        set(given, Knob::Trunk, &mut m.trunk, self.trunk);
+        set(given, Knob::Affinity, &mut m.affinity, self.affinity.clone());
         set(given, Knob::PrefillRows, &mut m.prefill_rows, self.prefill_rows);
         set(given, Knob::MaxContext, &mut m.max_context, self.max_context);
     }
@@ -440,9 +461,15 @@ pub fn check_context(model: &Model, asked: &Asked, prompt: usize) -> Result<()> 
         context => context,
     };
     if room <= longest && prompt > room {
-        bail!("the prompt has {prompt} tokens, --max-context is {room}; shorten the prompt or raise --max-context");
+        bail!(match room == longest {
+            true => format!("the prompt has {prompt} tokens, the model was made for {longest}; shorten the prompt"),
+            false => format!(
+                "the prompt has {prompt} tokens, --max-context is {room}; shorten the prompt or raise --max-context \
+                 (to {longest} at most)"
+            ),
+        });
     }
-    fits::check(model.decoder.config(), &asked.config, prompt).map_err(anyhow::Error::msg)
+    fits::check_run(model, &asked.config, &[prompt]).map_err(anyhow::Error::msg)
 }
 
 /// Two folders on one device are one drive: says so, for a measurement of them would mislead.

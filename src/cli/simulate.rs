@@ -73,6 +73,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(knob) = WITHOUT_PART.iter().find(|k| asked.given.contains(k)) {
         remark(&format!("--config: {} has no part in a simulation; drives are as they were measured", knob.name()));
     }
+    if asked.config.draft.is_on() {
+        bail!(
+            "--config: speculate = \"{}\": a simulation repeats the passes of the trace; to see proposals in it, record the \
+             trace with them",
+            asked.config.draft.speculate.name()
+        );
+    }
     args.reader.apply(&mut asked);
     let options = asked.config.reader;
     options.check()?;

@@ -82,6 +82,8 @@ pub enum Preset {
     Small,
     /// About 4 GiB of experts as large as K3's, everything else small
     K3Experts,
+    /// 2.8 GB of experts, of which a token asks for 50 MB: K3's shape in small
+    K3Shaped,
 }
 
 /// Writes the checkpoint and prints what it is.
@@ -89,6 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut options = match args.preset {
         Preset::Small => SynthOptions::small(),
         Preset::K3Experts => SynthOptions::k3_experts(),
+        Preset::K3Shaped => SynthOptions::k3_shaped(),
     };
     let given = [
         (&mut options.layers, args.layers),

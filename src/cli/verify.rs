@@ -105,12 +105,13 @@ fn verify_store(folder: &Path, look: Look) -> Result<Vec<Checked>> {
     }
     let mut manifest = StoreManifest::open(folder)?;
     let there = manifest.trunk.len() as u64;
+    let trunk_name = manifest.trunk_format.label().unwrap_or("trunk").to_string();
     manifest.trunk = look.sample.of(manifest.trunk, look.seed);
     let bar = ByteBar::new("verifying");
     let trunk = verify_trunk(folder, &manifest, &mut |at| bar.show(at))?;
     bar.finish();
     let mut out =
-        vec![Checked { name: "trunk".into(), folder: folder.to_path_buf(), report: trunk, there, missing: Vec::new() }];
+        vec![Checked { name: trunk_name, folder: folder.to_path_buf(), report: trunk, there, missing: Vec::new() }];
     if !manifest.moe_layers.is_empty() {
         out.push(verify_folder("experts", drive_folder(folder, &manifest.model_id), look, |_| Vec::new())?);
     }

@@ -2,10 +2,11 @@
 //! starts and the current stream. Scores look at normalised candidates, the mix takes the raw ones.
 
 use super::kernels::Kernels;
+use super::scratch::GRAIN_ROWS;
 use std::ops::Range;
 
 /// Mixes every row of `stream` into `out`. `bank` holds the banked vectors `[rows, hidden]`, oldest first; `folded`
-/// is the norm's weights times the projection; `weights` is working space of `bank.len() + 1` values.
+/// is the norm's weights times the projection; `weights` is working space of `bank.len() + 1` values a row.
 pub(super) fn mix(
     k: &Kernels,
     bank: &[Vec<f32>],
@@ -16,9 +17,10 @@ pub(super) fn mix(
     out: &mut [f32],
 ) {
     let width = folded.len();
-    for (row, out) in out.chunks_exact_mut(width).enumerate() {
+    let (rows, each) = (out.len() / width, bank.len() + 1);
+    k.by_parts(GRAIN_ROWS, [(out, width), (&mut weights[..rows * each], each)], &|row, [out, weights]| {
         mix_row(k, bank, row * width..(row + 1) * width, stream, folded, eps, weights, out);
-    }
+    });
 }
 
 /// Mixes the row that lies at `row` of the stream and of every banked block.

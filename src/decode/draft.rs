@@ -149,6 +149,12 @@ impl Drafter {
         before.map(|(_, token)| tokens == [token])
     }
 
+    /// The last `rows` tokens of the text were proposals that are not kept. What they went to stays known.
+    pub(super) fn take_back(&mut self, rows: usize) {
+        self.text.truncate(self.text.len().saturating_sub(rows));
+        self.rows = self.rows.saturating_sub(rows);
+    }
+
     /// The pass's rows went to `ids` `[rows, top_k]` in layer number `at`.
     pub(super) fn keep(&mut self, at: usize, ids: &[ExpertId]) {
         let tokens = &self.text[self.text.len() - self.rows..];
@@ -216,8 +222,11 @@ mod tests {
         assert_eq!(d.begin(3, &[4], true), Some(true));
         assert_eq!(d.next, Some((4, 4)), "5 4 was followed by 4");
         assert_eq!(d.begin(4, &[9], true), Some(false));
+        d.begin(5, &[5, 4, 1], true);
+        d.take_back(2);
+        assert_eq!((d.text.last(), d.rows), (Some(&5), 1), "proposals that were not kept are no text");
         d.forget_text();
-        assert_eq!(d.begin(5, &[4], true), None);
+        assert_eq!(d.begin(6, &[4], true), None);
         assert_eq!(recalled(&d, 1, false), [0.0, 0.0, 1.0, 2.0, 0.0, 0.0], "kept beyond the text");
     }
 

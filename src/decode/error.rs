@@ -71,6 +71,17 @@ pub enum DecodeError {
     /// An earlier pass failed half-way, so the state belongs to no text.
     #[error("an earlier pass of this session failed; reset the session before feeding it again")]
     Unusable,
+    /// What an expert gave is not finite.
+    #[error(
+        "what expert {expert} gave for position {position} is not finite: its weights are damaged (a scale of 255, or flipped bits); \
+             `argodrive verify` says on which drives, and restaging it from a good copy mends it"
+    )]
+    DamagedExpert {
+        /// The expert.
+        expert: ExpertKey,
+        /// Position of the row.
+        position: u64,
+    },
     /// The source failed.
     #[error("layer {layer}: {source}")]
     Source {
@@ -79,6 +90,17 @@ pub enum DecodeError {
         /// Why.
         source: SourceError,
     },
+    /// A block of a streamed trunk did not come.
+    #[error("{what}: {source}")]
+    Stream {
+        /// What was wanted.
+        what: String,
+        /// Why.
+        source: SourceError,
+    },
+    /// The trunk is streamed, and nothing was given to the session that would read it.
+    #[error("the trunk is streamed, but this session has no source for it; load the model with its trunk mapped")]
+    NoBlocks,
     /// The source delivered an expert that was not asked for, or one twice.
     #[error("{0} arrived but is not awaited; the expert source is faulty")]
     UnexpectedExpert(ExpertKey),

@@ -5,6 +5,7 @@ use super::error::DecodeError;
 use super::observe::Observer;
 use super::sampler::{Sampler, SamplerError};
 use super::session::{Logits, Session};
+use super::speculate::{SpeculateError, Speculator};
 use crate::clock::Clock;
 use crate::knob::{self, Knob};
 use crate::source::{ExpertSource, Phase};
@@ -24,6 +25,9 @@ pub enum GenerateError {
     /// Logits could not be sampled from.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
+    /// Proposals could not be made.
+    #[error(transparent)]
+    Speculate(#[from] SpeculateError),
     /// There is nothing to start from.
     #[error("the prompt is empty; give at least one token of text")]
     EmptyPrompt,
@@ -63,14 +67,18 @@ pub struct Generation {
     pub token_ids: Vec<u32>,
     /// Why it ended.
     pub stopped: StopReason,
+    /// Texts that got a token; 1 but for a batch. The first token of each comes from a prompt pass.
+    pub texts: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// From start to the end of the last prompt pass.
+    /// From start to the end of the last prompt pass; for a batch, what prompt passes took.
     pub prefill_ns: u64,
     /// From start to the first generated token.
     pub first_token_ns: u64,
     /// From start to the last generated token.
     pub last_token_ns: u64,
+    /// What prompt passes of later texts took between these two.
+    pub between_ns: u64,
     /// Experts that prompt passes asked for, summed over layers and passes.
     pub prefill_experts: u64,
     /// Of these, the distinct ones: no (layer, expert) counts twice.
@@ -91,7 +99,8 @@ pub struct Rates {
     pub ttft_s: f64,
     /// Prompt tokens / prefill wall time.
     pub prefill_tok_s: f64,
-    /// (generated - 1) / (last token time - first token time); 0 with fewer than two tokens.
+    /// (generated - 1) / (last token time - first token time); 0 with fewer than two tokens. Of a batch: (generated - texts) /
+    /// wall time of its decode passes.
     pub decode_tok_s: f64,
     /// Generated / whole wall time.
     pub inclusive_tok_s: f64,
@@ -104,19 +113,60 @@ impl Generation {
         Rates {
             ttft_s: self.first_token_ns as f64 / 1e9,
             prefill_tok_s: per_s(self.prompt_tokens, self.prefill_ns),
-            decode_tok_s: per_s(self.token_ids.len().saturating_sub(1), self.decode_ns()),
+            decode_tok_s: per_s(self.token_ids.len().saturating_sub(self.texts.max(1)), self.decode_ns()),
             inclusive_tok_s: per_s(self.token_ids.len(), self.last_token_ns),
         }
     }
 
     /// Wall time of the decode passes.
     pub fn decode_ns(&self) -> u64 {
-        self.last_token_ns - self.first_token_ns
+        self.last_token_ns - self.first_token_ns - self.between_ns
     }
 
     /// Share of decode wall time in which compute waited for experts.
     pub fn io_wait_share(&self) -> f64 {
         if self.decode_ns() == 0 { 0.0 } else { self.decode_stall_ns as f64 / self.decode_ns() as f64 }
+    }
+}
+
+/// A text while tokens are added to it.
+pub(super) struct Growing<'a> {
+    out: Generation,
+    clock: Clock,
+    stop: &'a [u32],
+    max_new: usize,
+    on_token: &'a mut dyn FnMut(u32) -> ControlFlow<()>,
+}
+
+impl Growing<'_> {
+    /// Adds a token; says whether the text goes on.
+    pub(super) fn take(&mut self, token: u32) -> bool {
+        let out = &mut self.out;
+        out.last_token_ns = self.clock.now_ns();
+        if out.token_ids.is_empty() {
+            out.first_token_ns = out.last_token_ns;
+        }
+        out.token_ids.push(token);
+        let go_on = (self.on_token)(token);
+        if self.stop.contains(&token) {
+            out.stopped = StopReason::StopToken;
+            return false;
+        }
+        if go_on.is_break() {
+            out.stopped = StopReason::Interrupted;
+            return false;
+        }
+        self.left() > 0
+    }
+
+    /// Tokens that may still be added.
+    pub(super) fn left(&self) -> usize {
+        self.max_new.saturating_sub(self.out.token_ids.len())
+    }
+
+    /// The token that was added last.
+    pub(super) fn last(&self) -> u32 {
+        self.out.token_ids.last().copied().unwrap_or_default()
     }
 }
 
@@ -129,7 +179,7 @@ pub fn generate(
     request: Request<'_>,
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generation, GenerateError> {
-    generate_observed(session, source, sampler, request, on_token, None)
+    generate_with(session, source, sampler, request, on_token, Beside::default())
 }
 
 /// As [`generate`]; `observer` sees every pass.
@@ -139,8 +189,30 @@ pub fn generate_observed(
     sampler: &mut Sampler,
     request: Request<'_>,
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    mut observer: Option<&mut dyn Observer>,
+    observer: Option<&mut dyn Observer>,
 ) -> Result<Generation, GenerateError> {
+    generate_with(session, source, sampler, request, on_token, Beside { observer, speculator: None })
+}
+
+/// Who takes part in generating beside the session.
+#[derive(Default)]
+pub struct Beside<'a> {
+    /// Sees every pass.
+    pub observer: Option<&'a mut dyn Observer>,
+    /// Proposes tokens, several of which are then checked in one pass.
+    pub speculator: Option<&'a mut Speculator>,
+}
+
+/// As [`generate`], with whoever takes part.
+pub fn generate_with(
+    session: &mut Session,
+    source: &mut dyn ExpertSource,
+    sampler: &mut Sampler,
+    request: Request<'_>,
+    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    beside: Beside<'_>,
+) -> Result<Generation, GenerateError> {
+    let Beside { mut observer, mut speculator } = beside;
     if request.prompt.is_empty() {
         return Err(GenerateError::EmptyPrompt);
     }
@@ -160,47 +232,50 @@ pub fn generate_observed(
             next = Some(sampler.sample(logits, position)?);
         }
     }
+    if let Some(speculator) = &mut speculator {
+        speculator.begin(session, request.prompt, max_new)?;
+    }
     let prefill_ns = clock.now_ns();
     let after_prompt = session.counters().total;
-    let mut out = Generation {
+    let out = Generation {
         token_ids: Vec::with_capacity(request.max_new.min(1 << 20)),
         stopped: StopReason::MaxNew,
+        texts: 1,
         prompt_tokens: request.prompt.len(),
         prefill_ns,
         first_token_ns: prefill_ns,
         last_token_ns: prefill_ns,
+        between_ns: 0,
         prefill_experts: after_prompt.experts - before.experts,
         prefill_distinct: after_prompt.prompt_distinct - before.prompt_distinct,
         prefill_stall_ns: after_prompt.stall_ns - before.stall_ns,
         decode_stall_ns: 0,
         decode_barriers: 0,
     };
-    while let Some(token) = next {
-        out.last_token_ns = clock.now_ns();
-        if out.token_ids.is_empty() {
-            out.first_token_ns = out.last_token_ns;
+    let mut text = Growing { out, clock, stop: request.stop, max_new, on_token };
+    let mut goes_on = false;
+    if let Some(first) = next {
+        if let Some(speculator) = &mut speculator {
+            speculator.extend(first);
         }
-        out.token_ids.push(token);
-        let go_on = on_token(token);
-        if request.stop.contains(&token) {
-            out.stopped = StopReason::StopToken;
-            break;
-        }
-        if go_on.is_break() {
-            out.stopped = StopReason::Interrupted;
-            break;
-        }
-        if out.token_ids.len() >= max_new {
-            break;
-        }
-        if session.position() >= session.max_context() {
-            out.stopped = StopReason::ContextFull;
-            break;
-        }
-        let position = session.position() as u64 + 1;
-        let logits = session.forward(&[token], Phase::Decode, source, Logits::Last, again(&mut observer))?;
-        next = Some(sampler.sample(logits, position)?);
+        goes_on = text.take(first);
     }
+    while goes_on {
+        if session.position() >= session.max_context() {
+            text.out.stopped = StopReason::ContextFull;
+            break;
+        }
+        goes_on = match &mut speculator {
+            Some(speculator) => speculator.step(session, source, sampler, &mut text, &mut observer)?,
+            None => {
+                let position = session.position() as u64 + 1;
+                let row = [text.last()];
+                let logits = session.forward(&row, Phase::Decode, source, Logits::Last, again(&mut observer))?;
+                text.take(sampler.sample(logits, position)?)
+            }
+        };
+    }
+    let mut out = text.out;
     let end = session.counters().total;
     out.decode_stall_ns = end.stall_ns - after_prompt.stall_ns;
     out.decode_barriers = end.barriers - after_prompt.barriers;
@@ -208,7 +283,7 @@ pub fn generate_observed(
 }
 
 /// The same observer, for one more pass.
-fn again<'a>(observer: &'a mut Option<&mut dyn Observer>) -> Option<&'a mut dyn Observer> {
+pub(super) fn again<'a>(observer: &'a mut Option<&mut dyn Observer>) -> Option<&'a mut dyn Observer> {
     match observer {
         Some(observer) => Some(&mut **observer),
         None => None,

@@ -5,6 +5,7 @@
 use super::draft::Drafter;
 use super::kernels::Rows;
 use super::moe::choose;
+use super::waste::WasteBound;
 use super::weights::{Decoder, Ffn};
 use crate::ids::{ExpertId, LayerId};
 use crate::model::config::ModelConfig;
@@ -46,6 +47,8 @@ pub(super) struct Guesser {
     tally: GuessTally,
     made: GuessesMade,
     drafter: Drafter,
+    /// Holds guesses about passes over a prompt back.
+    waste: WasteBound,
     /// Rows that the working memory below has room for.
     rows: usize,
     normed: Vec<f32>,
@@ -77,6 +80,7 @@ impl Guesser {
             depth: 0,
             tally: if on { GuessTally::new(layers.len(), experts, MAX_LOOKAHEAD) } else { GuessTally::default() },
             made: GuessesMade::default(),
+            waste: if on { WasteBound::new(layers.len(), experts) } else { WasteBound::default() },
             layers,
             drafter,
             rows: 0,
@@ -104,6 +108,11 @@ impl Guesser {
         self.drafter.forget_text();
     }
 
+    /// The passes that follow read another prompt.
+    pub(super) fn begin_prompt(&mut self) {
+        self.waste.begin_prompt();
+    }
+
     /// A pass over `tokens` begins; `continues` = its last row's logits will choose the token behind them.
     pub(super) fn begin(&mut self, source: &mut dyn ExpertSource, step: &StepInfo, tokens: &[u32], continues: bool) {
         self.depth = match self.from {
@@ -119,14 +128,27 @@ impl Guesser {
                 break; // what was said in the pass before stands
             }
             if foretold == Some(false) {
-                source.retract(step, self.layers[at]);
                 self.tally.retracted(step.step, at);
             }
             self.remember(at, false);
+            if step.phase == Phase::Prefill {
+                self.waste.limit(at, &mut self.guesses);
+            }
+            // what is said now takes the place of what was said before, and keeps what both name
+            if foretold == Some(false) && self.guesses.is_empty() {
+                source.retract(step, self.layers[at]);
+            }
             if !self.guesses.is_empty() {
                 source.hint(step, self.layers[at], &self.guesses);
                 self.tally.said(step.step, at, at + 1, &self.guesses);
             }
+        }
+    }
+
+    /// The last `rows` rows of the pass that is over were proposals that are not kept.
+    pub(super) fn take_back(&mut self, rows: usize) {
+        if self.from == GuessSource::Draft {
+            self.drafter.take_back(rows);
         }
     }
 
@@ -146,6 +168,9 @@ impl Guesser {
         }
         let Ok(at) = self.layers.binary_search(&layer) else { return };
         self.tally.asked(step.step, at, distinct);
+        if step.phase == Phase::Prefill {
+            self.waste.asked(at, distinct);
+        }
         if self.from == GuessSource::Draft {
             self.drafter.keep(at, ids);
         }
@@ -168,7 +193,9 @@ impl Guesser {
         let Ok(at) = self.layers.binary_search(&layer) else { return };
         let count = self.layers.len();
         if self.from == GuessSource::Router {
-            for ahead in 1..=self.depth.min(count - 1 - at) {
+            // Of a prompt only what the next layer needs is sure enough.
+            let reach = if step.phase == Phase::Prefill { 1 } else { self.depth };
+            for ahead in 1..=reach.min(count - 1 - at) {
                 self.ask_router(dec, at + ahead, mix, wide);
                 self.tell(step, at + ahead, ahead, barrier);
             }
@@ -187,6 +214,9 @@ impl Guesser {
     }
 
     fn tell(&mut self, step: &StepInfo, at: usize, ahead: usize, barrier: &mut Barrier<'_>) {
+        if step.phase == Phase::Prefill {
+            self.waste.limit(at, &mut self.guesses);
+        }
         if !self.guesses.is_empty() {
             barrier.hint(step, self.layers[at], &self.guesses);
             self.tally.said(step.step, at, ahead, &self.guesses);
@@ -205,7 +235,7 @@ impl Guesser {
         for (x, out) in mix.chunks_exact(h).zip(normed.chunks_exact_mut(h)) {
             k.rms_norm(x, &layer.ffn_norm, dec.config.rms_norm_eps, out);
         }
-        k.matmul(dec.matrix(w.router), Rows::packed(normed, rows), scores, self.experts, wide);
+        k.matmul(dec.resident().matrix(w.router), Rows::packed(normed, rows), scores, self.experts, wide);
         if scores.iter().any(|v| !v.is_finite()) {
             return; // the pass itself will find out, and say where
         }

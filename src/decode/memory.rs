@@ -1,9 +1,10 @@
 //! Bytes that a session takes, from a configuration alone: the sizes are those that `scratch` allocates by.
 
+use super::held::Held;
 use super::scratch::{Scratch, history_values, kda_values, mla_values};
 use crate::model::config::{AttnKind, ModelConfig};
 
-/// What one timeline takes in memory.
+/// What a session, or lanes, take in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct SessionBytes {
     /// Recurrent states of the KDA layers: the same for every context length.
@@ -14,6 +15,8 @@ pub struct SessionBytes {
     pub latent_cache_bytes: u64,
     /// Working memory of the widest pass.
     pub working_bytes: u64,
+    /// What a pass that checks proposals holds of its rows, so that rows can be taken back.
+    pub held_bytes: u64,
 }
 
 impl SessionBytes {
@@ -27,13 +30,40 @@ impl SessionBytes {
             conv_history_bytes: f32s(3 * kda, history_values(cfg)),
             latent_cache_bytes: f32s(mla, mla_values(cfg)).saturating_mul(max_context as u64),
             working_bytes: Scratch::bytes(cfg, max_rows, max_context),
+            held_bytes: 0,
+        }
+    }
+
+    /// With passes that check proposals, of at most `rows` rows; 0 = none.
+    pub fn with_verify(self, cfg: &ModelConfig, rows: usize) -> Self {
+        // every row has logits
+        let logits = (rows as u64).saturating_mul(4).saturating_mul(cfg.vocab_size as u64);
+        Self { held_bytes: Held::bytes(cfg, rows).saturating_add(logits), ..self }
+    }
+
+    /// For so many texts that share passes: working memory is theirs together; with more than one, every text has logits of
+    /// its own.
+    pub fn of_lanes(cfg: &ModelConfig, max_context: usize, max_rows: usize, lanes: usize) -> Self {
+        let (one, n) = (Self::of(cfg, max_context, max_rows), lanes as u64);
+        let logits = if lanes > 1 { (cfg.vocab_size as u64).saturating_mul(4).saturating_mul(n) } else { 0 };
+        Self {
+            kda_state_bytes: one.kda_state_bytes.saturating_mul(n),
+            conv_history_bytes: one.conv_history_bytes.saturating_mul(n),
+            latent_cache_bytes: one.latent_cache_bytes.saturating_mul(n),
+            working_bytes: one.working_bytes.saturating_add(logits),
+            ..one
         }
     }
 
     /// All of it.
     pub fn total_bytes(&self) -> u64 {
-        [self.kda_state_bytes, self.conv_history_bytes, self.latent_cache_bytes, self.working_bytes]
-            .into_iter()
-            .fold(0, u64::saturating_add)
+        let parts = [
+            self.kda_state_bytes,
+            self.conv_history_bytes,
+            self.latent_cache_bytes,
+            self.working_bytes,
+            self.held_bytes,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }

@@ -1,25 +1,32 @@
 //! MLA, the latent full-attention layers without positions (k3-architecture.md section 2.3), in absorbed form: keys
 //! and values are never expanded, the cache holds one latent row per token.
 
+use super::error::DecodeError;
 use super::kernels::{Matrix, Rows};
 use super::scratch::MlaScratch;
-use super::weights::{Decoder, Mla};
+use super::timeline::{Lane, parts};
+use super::weights::{Mla, View};
+use crate::ids::LayerId;
 
 /// Epsilon of the two latent norms; a constant of the released code, not `rms_norm_eps`.
 const LATENT_EPS: f32 = 1e-6;
+/// Multiplications of a row's scores that are worth another thread's attention.
+const SHARED_PRODUCTS: usize = 64 * 1024;
 
-/// Runs `x` (`[rows, hidden]`, normed, positions from `position` on) through the layer; appends to `cache`.
+/// Runs a block of rows `x` (`[rows, hidden]`, normed; row `first` of the pass on) through `layer`, appending to the lanes'
+/// caches. Matrices see all rows at once, the attention of a row only its own lane's cache.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn forward(
-    dec: &Decoder,
+    dec: View<'_>,
     w: &Mla,
-    cache: &mut [f32],
-    position: usize,
+    layer: LayerId,
+    lanes: &mut [Lane<'_>],
+    first: usize,
     x: Rows<'_>,
     s: &mut MlaScratch,
     wide: &mut [f32],
     out: &mut [f32],
-) {
+) -> Result<(), DecodeError> {
     let (k, m, rows) = (&dec.kernels, &dec.config.mla, x.count);
     let (rank, dn, dr, dv) = (m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim);
     let (cached, dq, heads) = (rank + dr, dn + dr, m.heads);
@@ -32,28 +39,40 @@ pub(super) fn forward(
     let q = &mut s.q[..rows * heads * dq];
     k.matmul(dec.matrix(w.q_b), Rows::packed(qa, rows), q, heads * dq, wide);
 
-    let new = &mut cache[position * cached..(position + rows) * cached];
+    let new = &mut s.new[..rows * cached];
     k.matmul(dec.matrix(w.kv_a), x, new, cached, wide);
     for row in new.chunks_exact_mut(cached) {
         k.rms_norm_in_place(&mut row[..rank], &w.kv_a_norm, LATENT_EPS);
     }
 
     let scale = 1.0 / (dq as f32).sqrt();
-    for row in 0..rows {
-        let seen = position + row + 1;
-        let q = &q[row * heads * dq..(row + 1) * heads * dq];
-        let query = &mut s.query[..heads * cached];
-        for (head, (query, q)) in query.chunks_exact_mut(cached).zip(q.chunks_exact(dq)).enumerate() {
-            let wk = dec.row_bytes(w.kv_b, head * (dn + dv), dn);
-            k.combine_bf16(&q[..dn], wk, &mut query[..rank]);
-            query[rank..].copy_from_slice(&q[dn..]);
-        }
-        let scores = &mut s.scores[..heads * seen];
-        k.matmul(Matrix::f32(cache, seen, cached), Rows::packed(query, heads), scores, seen, wide);
-        let latent = &mut s.latent[row * heads * rank..(row + 1) * heads * rank];
-        for (scores, latent) in scores.chunks_exact_mut(seen).zip(latent.chunks_exact_mut(rank)) {
-            k.softmax(scores, scale);
-            k.combine(scores, Rows { data: cache, stride: cached, count: seen }, latent);
+    for part in parts(lanes, first, rows) {
+        let cache = part.timeline.mla(layer)?;
+        cache[part.position * cached..(part.position + part.count) * cached]
+            .copy_from_slice(&new[part.first * cached..(part.first + part.count) * cached]);
+        let cache = &*cache;
+        for (row, seen) in (part.first..part.first + part.count).zip(part.position + 1..) {
+            let q = &q[row * heads * dq..(row + 1) * heads * dq];
+            let (query, scores) = (&mut s.query[..heads * cached], &mut s.scores[..heads * seen]);
+            let latent = &mut s.latent[row * heads * rank..(row + 1) * heads * rank];
+            // Each thread has some heads, which go through the cache together.
+            let alone = heads * seen * cached < SHARED_PRODUCTS;
+            let some = if alone { heads } else { heads.div_ceil(k.pool().threads()) };
+            let shares = [(query, some * cached), (scores, some * seen), (latent, some * rank)];
+            k.by_parts(1, shares, &|share, [query, scores, latent]| {
+                let own = share * some..share * some + query.len() / cached;
+                for (head, query) in own.clone().zip(query.chunks_exact_mut(cached)) {
+                    let q = &q[head * dq..(head + 1) * dq];
+                    let keys = dec.matrix_rows(w.kv_b, head * (dn + dv), dn);
+                    k.combine_matrix(&q[..dn], keys, &mut query[..rank]);
+                    query[rank..].copy_from_slice(&q[dn..]);
+                }
+                k.matmul(Matrix::f32(cache, seen, cached), Rows::packed(query, own.len()), scores, seen, &mut []);
+                for (scores, latent) in scores.chunks_exact_mut(seen).zip(latent.chunks_exact_mut(rank)) {
+                    k.softmax(scores, scale);
+                    k.combine(scores, Rows { data: cache, stride: cached, count: seen }, latent);
+                }
+            });
         }
     }
 
@@ -71,4 +90,5 @@ pub(super) fn forward(
         *o *= gate;
     }
     k.matmul(dec.matrix(w.out), Rows::packed(o, rows), out, dec.config.hidden_size, wide);
+    Ok(())
 }

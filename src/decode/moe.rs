@@ -4,11 +4,12 @@
 
 use super::error::DecodeError;
 use super::guess::Guesser;
-use super::kernels::{Matrix, Rows};
+use super::kernels::{Matrix, Rows, WIDE_ROWS};
 use super::observe::{Observer, Route};
-use super::scratch::{MlpScratch, MoeScratch, blocks};
+use super::scratch::{GRAIN_ROWS, MlpScratch, MoeScratch, PART_ROWS, blocks};
 use super::session::PassStats;
-use super::weights::{Decoder, Mlp, Moe};
+use super::timeline::Place;
+use super::weights::{Mlp, Moe, View};
 use crate::clock::Clock;
 use crate::ids::{ExpertId, ExpertKey, LayerId};
 use crate::model::config::MoeConfig;
@@ -16,6 +17,8 @@ use crate::source::{Barrier, ExpertSource, Phase, StepInfo};
 
 /// Keeps a row's renormalisation away from a division by zero.
 const SUM_EPS: f32 = 1e-20;
+/// Rows of an expert from which on threads share rows rather than products.
+const SHARED_ROWS: usize = 16;
 
 /// What a pass shares between its layers.
 pub(super) struct Pass<'a, 'o> {
@@ -25,12 +28,14 @@ pub(super) struct Pass<'a, 'o> {
     pub(super) clock: Clock,
     pub(super) stats: PassStats,
     pub(super) guesser: &'a mut Guesser,
-    /// By layer and expert: whether a pass over this prompt has asked for it.
+    /// By row of the pass.
+    pub(super) places: &'a [Place],
+    /// By layer and expert: whether a pass over these prompts has asked for it.
     pub(super) prompt_seen: &'a mut [bool],
 }
 
 /// `out = down(situ(gate x, up x))`.
-pub(super) fn mlp(dec: &Decoder, w: &Mlp, x: Rows<'_>, s: &mut MlpScratch, wide: &mut [f32], out: &mut [f32]) {
+pub(super) fn mlp(dec: View<'_>, w: &Mlp, x: Rows<'_>, s: &mut MlpScratch, wide: &mut [f32], out: &mut [f32]) {
     let (k, width, h) = (&dec.kernels, w.gate.rows, dec.config.hidden_size);
     for (first, count) in blocks(x.count) {
         let (x, out) = (x.part(first, count), &mut out[first * h..(first + count) * h]);
@@ -45,7 +50,7 @@ pub(super) fn mlp(dec: &Decoder, w: &Mlp, x: Rows<'_>, s: &mut MlpScratch, wide:
 /// Routed and shared experts of one layer: `x` is `mix` after the layer's norm.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn forward(
-    dec: &Decoder,
+    dec: View<'_>,
     layer: LayerId,
     moe: &MoeConfig,
     w: &Moe,
@@ -70,7 +75,7 @@ pub(super) fn forward(
     let mut stall_ns = pass.clock.now_ns() - opened_ns;
     // While this layer's experts are on their way, those of the layers behind it are guessed, if the source
     // wants to know.
-    pass.guesser.look_ahead(dec, &pass.step, layer, mix, &mut barrier, wide);
+    pass.guesser.look_ahead(&dec, &pass.step, layer, mix, &mut barrier, wide);
     // The shared experts need no drive: they are computed while the routed ones are on their way.
     match &w.shared {
         Some(w) => mlp(dec, w, x, shared, wide, out),
@@ -115,9 +120,17 @@ pub(super) fn forward(
     Ok(())
 }
 
+/// The first expert of the last barrier whose output for some row is infinite or no number.
+pub(super) fn damaged(s: &MoeScratch) -> Option<ExpertId> {
+    let slots = s.first.last().copied().unwrap_or(0);
+    let latent = s.slot_out.len() / s.slot_row.len().max(1);
+    let bad = s.slot_out[..slots * latent].iter().position(|v| !v.is_finite())? / latent;
+    s.distinct.iter().copied().find(|e| (s.first[e.index()]..s.first[e.index() + 1]).contains(&bad))
+}
+
 /// Sums each row's expert outputs, raises the sums from the latent space and adds them to `out`.
 fn add_routed(
-    dec: &Decoder,
+    dec: View<'_>,
     moe: &MoeConfig,
     w: &Moe,
     rows: usize,
@@ -128,17 +141,18 @@ fn add_routed(
     let (k, h, latent) = (&dec.kernels, dec.config.hidden_size, moe.latent);
     for (first, count) in blocks(rows) {
         let sum = &mut s.sum[..count * latent];
-        sum.fill(0.0);
-        for (row, sum) in sum.chunks_exact_mut(latent).enumerate() {
+        let (slots, slot_weight, slot_out) = (&s.row_slots, &s.slot_weight, &s.slot_out);
+        k.by_parts(GRAIN_ROWS, [(&mut *sum, latent)], &|row, [sum]| {
+            sum.fill(0.0);
             // A row's slots are in ascending expert id, so its sum runs in that order.
             let own = (first + row) * moe.top_k;
-            for &slot in &s.row_slots[own..own + moe.top_k] {
-                k.axpy(s.slot_weight[slot], &s.slot_out[slot * latent..(slot + 1) * latent], sum);
+            for &slot in &slots[own..own + moe.top_k] {
+                k.axpy(slot_weight[slot], &slot_out[slot * latent..(slot + 1) * latent], sum);
             }
             if let Some(norm) = &w.norm {
                 k.rms_norm_in_place(sum, norm, dec.config.rms_norm_eps);
             }
-        }
+        });
         let raised = &mut s.raised[..count * h];
         k.matmul(dec.matrix(w.up), Rows::packed(sum, count), raised, h, wide);
         for (out, y) in out[first * h..(first + count) * h].iter_mut().zip(raised.iter()) {
@@ -150,7 +164,7 @@ fn add_routed(
 /// Chooses every row's experts: biased scores select, unbiased ones weigh.
 #[allow(clippy::too_many_arguments)]
 fn route(
-    dec: &Decoder,
+    dec: View<'_>,
     layer: LayerId,
     moe: &MoeConfig,
     w: &Moe,
@@ -163,7 +177,7 @@ fn route(
         let scores = &mut s.scores[..count * moe.experts];
         dec.kernels.matmul(dec.matrix(w.router), x.part(first, count), scores, moe.experts, wide);
         if let Some(at) = scores.iter().position(|v| !v.is_finite()) {
-            let position = pass.step.pos + (first + at / moe.experts) as u64;
+            let position = pass.places[first + at / moe.experts].position;
             return Err(DecodeError::NonFinite { layer: Some(layer), position });
         }
         dec.kernels.sigmoid(scores);
@@ -179,8 +193,8 @@ fn route(
                 *weight = *weight / divisor * moe.scaling;
             }
             if let Some(observer) = pass.observer.as_deref_mut() {
-                let position = pass.step.pos + row as u64;
-                observer.route(&Route { step: pass.step, layer, row, position, experts: ids, weights });
+                let Place { text, position, .. } = pass.places[row];
+                observer.route(&Route { step: pass.step, layer, row, text, position, experts: ids, weights });
             }
         }
     }
@@ -235,7 +249,7 @@ fn group(moe: &MoeConfig, rows: usize, s: &mut MoeScratch) -> usize {
 }
 
 /// Runs all rows that chose `expert` through its six planes into their slots.
-fn run_expert(dec: &Decoder, moe: &MoeConfig, bytes: &[u8], expert: ExpertId, s: &mut MoeScratch, wide: &mut [f32]) {
+fn run_expert(dec: View<'_>, moe: &MoeConfig, bytes: &[u8], expert: ExpertId, s: &mut MoeScratch, wide: &mut [f32]) {
     let k = &dec.kernels;
     let (width, latent) = (moe.width, moe.latent);
     let mut rest = bytes;
@@ -250,8 +264,27 @@ fn run_expert(dec: &Decoder, moe: &MoeConfig, bytes: &[u8], expert: ExpertId, s:
         for (to, &row) in gathered.chunks_exact_mut(latent).zip(&s.slot_row[first..first + rows]) {
             to.copy_from_slice(&s.z[row * latent..(row + 1) * latent]);
         }
-        let x = Rows::packed(gathered, rows);
         let (gate, up) = (&mut s.gate[..rows * width], &mut s.up[..rows * width]);
+        if rows >= SHARED_ROWS {
+            // Rows enough for all threads: each takes its rows through the whole expert.
+            let out = &mut s.slot_out[first * latent..(first + rows) * latent];
+            let parts = [
+                (gathered, PART_ROWS * latent),
+                (gate, PART_ROWS * width),
+                (up, PART_ROWS * width),
+                (out, PART_ROWS * latent),
+                (&mut s.ordered, WIDE_ROWS * latent.max(width)),
+            ];
+            k.by_parts(1, parts, &|_, [x, gate, up, out, wide]| {
+                let x = Rows::packed(x, x.len() / latent);
+                k.matmul(Matrix::mxfp4(w1p, w1s, width, latent), x, gate, width, wide);
+                k.matmul(Matrix::mxfp4(w3p, w3s, width, latent), x, up, width, wide);
+                k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
+                k.matmul(Matrix::mxfp4(w2p, w2s, latent, width), Rows::packed(gate, x.count), out, latent, wide);
+            });
+            continue;
+        }
+        let x = Rows::packed(gathered, rows);
         k.matmul(Matrix::mxfp4(w1p, w1s, width, latent), x, gate, width, wide);
         k.matmul(Matrix::mxfp4(w3p, w3s, width, latent), x, up, width, wide);
         k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);

@@ -27,7 +27,9 @@ pub struct Route<'a> {
     pub layer: LayerId,
     /// Row of the pass, from 0.
     pub row: usize,
-    /// Position of the row in the text.
+    /// The text that the row belongs to: its place among the prompts of a batch, else 0.
+    pub text: usize,
+    /// Position of the row in that text.
     pub position: u64,
     /// The experts in order of choice (best biased score first).
     pub experts: &'a [ExpertId],
@@ -40,6 +42,11 @@ pub trait Observer {
     /// One row was routed.
     fn route(&mut self, route: &Route<'_>) {
         let _ = route;
+    }
+
+    /// Of the rows of pass `step`, which checked proposals, the first `rows` are kept.
+    fn kept(&mut self, step: &StepInfo, rows: usize) {
+        let _ = (step, rows);
     }
 
     /// The values of all rows of the pass at one point of a layer, `[rows, hidden]`.

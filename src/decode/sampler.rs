@@ -2,8 +2,11 @@
 //! models or text. The generator is written out here (xoshiro256**, seeded by SplitMix64, both public formulas by
 //! Blackman and Vigna), so that a recorded seed means the same tokens whatever a crate's next version does.
 
+mod accept;
+
 use crate::knob::{self, Knob};
 use crate::stats::SplitMix64;
+pub use accept::Probable;
 use serde::{Deserialize, Serialize};
 
 /// Hottest temperature accepted; beyond it every token is about equally likely.
@@ -87,7 +90,8 @@ impl SamplerOptions {
 pub struct SamplerState {
     /// xoshiro256** state words.
     pub words: [u64; 4],
-    /// Draws since the seed: one for each token chosen at a temperature above 0.
+    /// Draws since the seed: one for each token chosen at a temperature above 0, and one more for a sampled proposal that
+    /// was replaced.
     pub draws: u64,
 }
 
@@ -129,12 +133,30 @@ pub struct SamplerCounters {
     pub drawn: u64,
     /// Draws that gave another token than the most likely one.
     pub not_greedy: u64,
+    /// Of the drawn ones, those that weighed a proposal against the distribution that it was drawn from.
+    #[serde(default)]
+    pub ratio_tests: u64,
     /// Times top-k removed a candidate.
     pub cut_by_top_k: u64,
     /// Times top-p removed a candidate.
     pub cut_by_top_p: u64,
     /// State of the generator at the first draw.
     pub first_words: [u64; 4],
+}
+
+impl SamplerCounters {
+    /// Counts of two samplers together; the state is that of the first one that drew.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens + other.tokens,
+            drawn: self.drawn + other.drawn,
+            not_greedy: self.not_greedy + other.not_greedy,
+            ratio_tests: self.ratio_tests + other.ratio_tests,
+            cut_by_top_k: self.cut_by_top_k + other.cut_by_top_k,
+            cut_by_top_p: self.cut_by_top_p + other.cut_by_top_p,
+            first_words: if self.drawn > 0 { self.first_words } else { other.first_words },
+        }
+    }
 }
 
 /// Chooses tokens. Cloning it clones the generator, so that a rejected continuation can be taken back.
@@ -196,12 +218,22 @@ impl Sampler {
 
     /// Draws from the candidates that top-k and top-p leave.
     fn draw(&mut self, logits: &[f32], best: u32) -> u32 {
+        self.begin_draw(logits, best);
+        self.pick(best)
+    }
+
+    /// Weighs the candidates that top-k and top-p leave, for a draw that is counted.
+    fn begin_draw(&mut self, logits: &[f32], best: u32) {
         self.weigh(logits, best);
         self.keep_most_likely(logits.len());
         if self.counters.drawn == 0 {
             self.counters.first_words = self.state.words;
         }
         self.counters.drawn += 1;
+    }
+
+    /// One of the candidates, by their weights; `best` if none has any.
+    fn pick(&mut self, best: u32) -> u32 {
         let total: f64 = self.kept.iter().map(|c| c.2).sum();
         let mut left = self.state.next_unit() * total;
         for &(token, _, weight) in &self.kept {

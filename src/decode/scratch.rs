@@ -9,6 +9,12 @@ use crate::model::config::{AttnKind, ModelConfig};
 /// Rows that a step of a layer works on at a time. A row's bits do not depend on it.
 pub(super) const BLOCK_ROWS: usize = 256;
 
+/// Rows that are worth another thread's attention in steps that do little with a row.
+pub(super) const GRAIN_ROWS: usize = 16;
+
+/// Rows that a thread takes through an expert at a time.
+pub(super) const PART_ROWS: usize = 8;
+
 /// First row and length of each block of `rows` rows.
 pub(super) fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).step_by(BLOCK_ROWS).map(move |first| (first, BLOCK_ROWS.min(rows - first)))
@@ -69,8 +75,8 @@ impl State {
 /// Working memory of the KDA layers.
 #[derive(Default)]
 pub(super) struct KdaScratch {
-    /// History and new inputs of the three convolutions.
-    pub(super) u: [Vec<f32>; 3],
+    /// History and new inputs of one convolution of one lane.
+    pub(super) u: Vec<f32>,
     pub(super) qkv: [Vec<f32>; 3],
     pub(super) inner: Vec<f32>,
     pub(super) decay: Vec<f32>,
@@ -84,6 +90,8 @@ pub(super) struct KdaScratch {
 pub(super) struct MlaScratch {
     pub(super) qa: Vec<f32>,
     pub(super) q: Vec<f32>,
+    /// What the caches will hold of the block's rows, `[block, kv_lora + rope]`.
+    pub(super) new: Vec<f32>,
     /// One row's queries in the space of the cache, `[heads, kv_lora + rope]`.
     pub(super) query: Vec<f32>,
     /// `[heads, context]`
@@ -129,6 +137,8 @@ pub(super) struct MoeScratch {
     pub(super) gathered: Vec<f32>,
     pub(super) gate: Vec<f32>,
     pub(super) up: Vec<f32>,
+    /// Space for the products of each [`PART_ROWS`] rows.
+    pub(super) ordered: Vec<f32>,
     pub(super) sum: Vec<f32>,
     pub(super) raised: Vec<f32>,
 }
@@ -205,12 +215,12 @@ impl Scratch {
         self.bank.resize_with(cfg.layers.len().div_ceil(cfg.attn_res_block_size), Vec::new);
         self.bank.iter_mut().for_each(|b| room.set(b, rows * h));
         let blocks = self.bank.len();
-        room.set(&mut self.mix_weights, blocks + 1);
+        room.set(&mut self.mix_weights, rows * (blocks + 1));
         let block = rows.min(BLOCK_ROWS);
         let (nh, d) = (cfg.kda.heads, cfg.kda.head_dim);
         let p = nh * d;
+        room.set(&mut self.kda.u, (block + cfg.kda.conv_kernel - 1) * p);
         for i in 0..3 {
-            room.set(&mut self.kda.u[i], (block + cfg.kda.conv_kernel - 1) * p);
             room.set(&mut self.kda.qkv[i], block * p);
         }
         room.set(&mut self.kda.inner, block * d);
@@ -219,9 +229,10 @@ impl Scratch {
             room.set(v, block * p);
         }
         let m = &cfg.mla;
-        let cached = m.kv_lora_rank + m.qk_rope_head_dim;
+        let cached = mla_values(cfg);
         room.set(&mut self.mla.qa, block * m.q_lora_rank);
         room.set(&mut self.mla.q, block * m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim));
+        room.set(&mut self.mla.new, block * cached);
         room.set(&mut self.mla.query, m.heads * cached);
         room.fresh(&mut self.mla.scores, m.heads * max_context);
         room.set(&mut self.mla.latent, block * m.heads * m.kv_lora_rank);
@@ -254,6 +265,7 @@ impl Scratch {
                 room.set(v, block * e.latent);
             }
             room.set(&mut s.raised, block * h);
+            room.set(&mut s.ordered, block.div_ceil(PART_ROWS) * WIDE_ROWS * e.latent.max(e.width));
             wide = wide.max(e.width).max(e.latent);
         }
         room.set(&mut self.wide, WIDE_ROWS * wide);

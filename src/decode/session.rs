@@ -1,18 +1,17 @@
-//! One timeline over a loaded model: feed tokens, receive logits. Owns the recurrent and cached state, the working
-//! memory and the time account; experts come from the source that the caller passes in.
+//! One timeline over a loaded model: feed tokens, receive logits; and what a pass says of itself. Experts come from the
+//! source that the caller passes in.
 
 use super::error::DecodeError;
-use super::guess::{GuessSource, Guesser, GuessesMade};
-use super::kernels::Rows;
-use super::moe::{self, Pass};
-use super::observe::{Observer, Point};
-use super::scratch::{Scratch, State, blocks};
-use super::weights::{Attn, Decoder, Ffn};
-use super::{attn_res, kda, mla};
+use super::guess::{GuessSource, GuessesMade};
+use super::observe::Observer;
+use super::runner::Runner;
+use super::streamed::TrunkBlocks;
+use super::timeline::{Lane, Timeline};
+use super::weights::Decoder;
 use crate::clock::Clock;
 use crate::ids::LayerId;
 use crate::source::guess::GuessCountsByDepth;
-use crate::source::{ExpertSource, Phase, StepInfo};
+use crate::source::{ExpertSource, Phase};
 use std::sync::Arc;
 
 /// How a session is set up.
@@ -33,7 +32,7 @@ pub struct SessionOptions {
 pub enum Logits {
     /// None: a piece of a prompt that is not its last.
     None,
-    /// The last row's.
+    /// The last row's, of each lane.
     Last,
     /// Every row's.
     All,
@@ -57,6 +56,22 @@ pub struct PassStats {
     pub compute_ns: u64,
     /// Time in which the pass had nothing to do but wait in the source.
     pub stall_ns: u64,
+    /// Time in which it waited for a block of a streamed trunk.
+    pub trunk_stall_ns: u64,
+}
+
+impl PassStats {
+    /// Adds another pass, or a sum of some.
+    pub fn add(&mut self, pass: &PassStats) {
+        self.rows += pass.rows;
+        self.barriers += pass.barriers;
+        self.experts += pass.experts;
+        self.expert_rows += pass.expert_rows;
+        self.prompt_distinct += pass.prompt_distinct;
+        self.compute_ns += pass.compute_ns;
+        self.stall_ns += pass.stall_ns;
+        self.trunk_stall_ns += pass.trunk_stall_ns;
+    }
 }
 
 /// The account of a session since it was made.
@@ -64,8 +79,12 @@ pub struct PassStats {
 pub struct SessionCounters {
     /// Completed passes.
     pub passes: u64,
-    /// Most rows of one pass.
+    /// Most rows of one pass over prompts.
     pub widest_rows: u64,
+    /// Most lanes of one decode pass.
+    pub widest_lanes: u64,
+    /// Decode passes that more than one lane shared.
+    pub shared_passes: u64,
     /// Sums over them.
     pub total: PassStats,
     /// The last one alone.
@@ -74,6 +93,10 @@ pub struct SessionCounters {
     pub guesses: GuessCountsByDepth,
     /// Who made them.
     pub guesses_made: GuessesMade,
+    /// Blocks of a streamed trunk that its passes asked for.
+    pub trunk_blocks: u64,
+    /// Bytes of these blocks.
+    pub trunk_bytes: u64,
 }
 
 /// A KDA layer's memory, borrowed.
@@ -85,104 +108,63 @@ pub struct KdaView<'a> {
     pub conv: [&'a [f32]; 3],
 }
 
-/// One mutable timeline.
+/// One text and what runs it.
 pub struct Session {
-    decoder: Arc<Decoder>,
-    options: SessionOptions,
-    states: Vec<State>,
-    scratch: Scratch,
-    guesser: Guesser,
-    /// By layer and expert: whether a pass over this prompt has asked for it.
-    prompt_seen: Vec<bool>,
-    logits: Vec<f32>,
-    position: usize,
-    step: u64,
-    usable: bool,
-    counters: SessionCounters,
+    runner: Runner,
+    timeline: Timeline,
 }
 
 impl Session {
     /// An empty timeline.
     pub fn new(decoder: Arc<Decoder>, options: SessionOptions) -> Result<Self, DecodeError> {
-        let longest = decoder.config.max_position_embeddings;
-        let check = |option, seen: usize, max: usize| match (1..=max).contains(&seen) {
-            true => Ok(()),
-            false => Err(DecodeError::Option { option, seen: seen as u64, expected: format!("1 to {max}") }),
-        };
-        check("max_context", options.max_context, longest)?;
-        check("max_rows", options.max_rows, longest)?;
-        let states = State::empty(&decoder.config, options.max_context);
-        let guesser = Guesser::new(options.guess, &decoder.config, options.max_context);
-        let config = &decoder.config;
-        let prompt_seen = vec![false; config.layers.len() * config.moe.as_ref().map_or(0, |m| m.experts)];
-        Ok(Self {
-            prompt_seen,
-            decoder,
-            options,
-            states,
-            scratch: Scratch::default(),
-            guesser,
-            logits: Vec::new(),
-            position: 0,
-            step: 0,
-            usable: true,
-            counters: SessionCounters::default(),
-        })
+        let timeline = Timeline::new(&decoder.config, options.max_context)?;
+        Ok(Self { runner: Runner::new(decoder, options)?, timeline })
     }
 
     /// The model.
     pub fn decoder(&self) -> &Arc<Decoder> {
-        &self.decoder
+        self.runner.decoder()
     }
 
     /// Tokens fed so far: the position of the next one.
     pub fn position(&self) -> usize {
-        self.position
+        self.timeline.position()
     }
 
     /// Most tokens that it holds.
     pub fn max_context(&self) -> usize {
-        self.options.max_context
+        self.timeline.max_context()
     }
 
     /// The run's clock.
     pub fn clock(&self) -> Clock {
-        self.options.clock
+        self.runner.options().clock
     }
 
     /// The time account.
     pub fn counters(&self) -> &SessionCounters {
-        &self.counters
+        self.runner.counters()
     }
 
     /// The passes that follow read another prompt: what is distinct in it is counted anew.
     pub fn begin_prompt(&mut self) {
-        self.prompt_seen.fill(false);
+        self.runner.begin_prompt();
     }
 
     /// Forgets the text. Counters and the step number go on.
     pub fn reset(&mut self) {
-        self.states.iter_mut().for_each(State::reset);
-        self.guesser.reset();
-        self.position = 0;
-        self.usable = true;
+        self.timeline.reset();
+        self.runner.forget_text();
     }
 
     /// The memory of a KDA layer; `None` for other layers.
     pub fn kda_state(&self, layer: LayerId) -> Option<KdaView<'_>> {
-        match self.states.get(layer.index())? {
-            State::Kda(s) => Some(KdaView { state: &s.s, conv: [&s.conv[0], &s.conv[1], &s.conv[2]] }),
-            State::Mla(_) => None,
-        }
+        self.timeline.kda_state(layer)
     }
 
     /// The cached rows of an MLA layer, `[position, kv_lora + rope]`; `None` for other layers.
     pub fn mla_rows(&self, layer: LayerId) -> Option<&[f32]> {
-        let m = &self.decoder.config.mla;
-        match self.states.get(layer.index())? {
-            State::Mla(cache) => Some(&cache[..self.position * (m.kv_lora_rank + m.qk_rope_head_dim)]),
-            State::Kda(_) => None,
-        }
+        self.timeline.mla_rows(layer)
     }
 
     /// Feeds `tokens` at the current position; returns the logits asked for, `[rows, vocab]`. After an error the
@@ -196,191 +178,58 @@ impl Session {
         want: Logits,
         observer: Option<&mut dyn Observer>,
     ) -> Result<&[f32], DecodeError> {
-        self.check(tokens)?;
-        let decoder = Arc::clone(&self.decoder);
-        let (dec, rows) = (&*decoder, tokens.len());
-        let start_ns = self.options.clock.now_ns();
-        self.scratch.reserve(&dec.config, rows, self.options.max_context);
-        self.guesser.reserve(dec.config.hidden_size, rows);
-        let step = StepInfo { step: self.step, phase, pos: self.position as u64, rows: rows as u32 };
-        let stats = PassStats { rows: rows as u64, ..PassStats::default() };
-        self.step += 1;
-        self.usable = false;
-        let mut guesser = std::mem::take(&mut self.guesser);
-        guesser.begin(source, &step, tokens, want != Logits::None);
-        let mut prompt_seen = std::mem::take(&mut self.prompt_seen);
-        let mut pass = Pass {
-            step,
-            source,
-            observer,
-            clock: self.options.clock,
-            stats,
-            guesser: &mut guesser,
-            prompt_seen: &mut prompt_seen,
-        };
-        let done = self.layers(dec, tokens, &mut pass).map(|()| pass.stats);
-        (self.guesser, self.prompt_seen) = (guesser, prompt_seen);
-        let mut stats = done?;
-        self.output(dec, rows, want)?;
-        self.usable = true;
-        self.position += rows;
-        let spent_ns = self.options.clock.now_ns() - start_ns;
-        stats.compute_ns = spent_ns.saturating_sub(stats.stall_ns);
-        self.account(stats);
-        Ok(&self.logits)
+        let lane = Lane { timeline: &mut self.timeline, tokens };
+        self.runner.forward(&mut [lane], phase, source, want, observer)
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), DecodeError> {
-        let (rows, max) = (tokens.len(), self.options.max_rows);
-        if !self.usable {
-            return Err(DecodeError::Unusable);
-        }
-        if rows == 0 || rows > max {
-            return Err(DecodeError::Rows { rows, max });
-        }
-        let needed = self.position.saturating_add(rows);
-        if needed > self.options.max_context {
-            return Err(DecodeError::ContextFull { needed, max: self.options.max_context });
-        }
-        let vocab = self.decoder.config.vocab_size;
-        match tokens.iter().find(|&&t| t as usize >= vocab) {
-            Some(&token) => Err(DecodeError::Token { token, vocab }),
-            None => Ok(()),
-        }
+    /// Makes room for passes of up to `rows` rows that check proposals.
+    pub fn reserve_verify(&mut self, rows: usize) {
+        let decoder = self.runner.decoder();
+        self.timeline.reserve_trial(decoder.config(), rows);
     }
 
-    /// All decoder layers (k3-architecture.md section 2.1).
-    fn layers(&mut self, dec: &Decoder, tokens: &[u32], pass: &mut Pass<'_, '_>) -> Result<(), DecodeError> {
-        let (k, cfg, rows) = (&dec.kernels, &dec.config, tokens.len());
-        let (h, eps) = (cfg.hidden_size, cfg.rms_norm_eps);
-        let s = &mut self.scratch;
-        let (stream, mix, normed, out) =
-            (&mut s.stream[..rows * h], &mut s.mix[..rows * h], &mut s.normed[..rows * h], &mut s.out[..rows * h]);
-        for (row, &token) in stream.chunks_exact_mut(h).zip(tokens) {
-            k.widen_row(dec.matrix(dec.embed), token as usize, row);
-        }
-        let mut banked = 0;
-        for (index, (w, state)) in dec.layers.iter().zip(&mut self.states).enumerate() {
-            let layer = LayerId(index as u16);
-            let boundary = index % cfg.attn_res_block_size == 0;
-            if banked == 0 {
-                mix.copy_from_slice(stream);
-            } else {
-                attn_res::mix(k, &s.bank[..banked], stream, &w.attn_res, eps, &mut s.mix_weights, mix);
-            }
-            norm_rows(dec, mix, &w.attn_norm, normed);
-            see(pass, layer, Point::AttnIn, normed);
-            let x = Rows::packed(normed, rows);
-            match (&w.attn, state) {
-                (Attn::Kda(w), State::Kda(state)) => {
-                    for (first, count) in blocks(rows) {
-                        let out = &mut out[first * h..(first + count) * h];
-                        kda::forward(dec, w, state, x.part(first, count), &mut s.kda, &mut s.wide, out);
-                    }
-                }
-                (Attn::Mla(w), State::Mla(cache)) => {
-                    for (first, count) in blocks(rows) {
-                        let (position, out) = (self.position + first, &mut out[first * h..(first + count) * h]);
-                        mla::forward(dec, w, cache, position, x.part(first, count), &mut s.mla, &mut s.wide, out);
-                    }
-                }
-                _ => return Err(DecodeError::Config(format!("layer {layer} has the state of another kind"))),
-            }
-            see(pass, layer, Point::AttnOut, out);
-            if boundary {
-                // The raw stream is banked, and restarts from the attention's output.
-                s.bank[banked][..rows * h].copy_from_slice(stream);
-                banked += 1;
-                stream.copy_from_slice(out);
-            } else {
-                add(stream, out);
-            }
-            attn_res::mix(k, &s.bank[..banked], stream, &w.ffn_res, eps, &mut s.mix_weights, mix);
-            norm_rows(dec, mix, &w.ffn_norm, normed);
-            see(pass, layer, Point::FfnIn, normed);
-            let x = Rows::packed(normed, rows);
-            match (&w.ffn, &cfg.moe) {
-                (Ffn::Moe(w), Some(moe)) => {
-                    moe::forward(dec, layer, moe, w, pass, mix, x, &mut s.moe, &mut s.mlp, &mut s.wide, out)?;
-                }
-                (Ffn::Dense(w), _) => moe::mlp(dec, w, x, &mut s.mlp, &mut s.wide, out),
-                (Ffn::Moe(_), None) => {
-                    return Err(DecodeError::Config(format!("layer {layer} lacks an expert geometry")));
-                }
-            }
-            see(pass, layer, Point::FfnOut, out);
-            add(stream, out);
-            see(pass, layer, Point::Out, stream);
-            if let Some(at) = stream.iter().position(|v| !v.is_finite()) {
-                let position = pass.step.pos + (at / h) as u64;
-                return Err(DecodeError::NonFinite { layer: Some(layer), position });
-            }
-        }
-        Ok(())
+    /// Feeds `tokens`, the last of the text and proposals for what comes behind it, and returns the logits of every row.
+    /// No row is text before [`Session::keep`] says how many are: nothing else can be fed until then. Rows that there is no
+    /// [room](Session::reserve_verify) for are refused.
+    pub fn verify(
+        &mut self,
+        tokens: &[u32],
+        source: &mut dyn ExpertSource,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<&[f32], DecodeError> {
+        let lane = Lane { timeline: &mut self.timeline, tokens };
+        self.runner.verify(lane, source, observer)
     }
 
-    /// The last mix, norm and head, for the rows asked for.
-    fn output(&mut self, dec: &Decoder, rows: usize, want: Logits) -> Result<(), DecodeError> {
-        let (k, cfg) = (&dec.kernels, &dec.config);
-        let (h, vocab) = (cfg.hidden_size, cfg.vocab_size);
-        let first = match want {
-            Logits::None => rows,
-            Logits::Last => rows - 1,
-            Logits::All => 0,
-        };
-        let (s, count) = (&mut self.scratch, rows - first);
-        self.logits.resize(count * vocab, 0.0);
-        if count == 0 {
-            return Ok(());
-        }
-        let (mix, normed) = (&mut s.mix[..count * h], &mut s.normed[..count * h]);
-        for (i, mix) in mix.chunks_exact_mut(h).enumerate() {
-            let row = (first + i) * h..(first + i + 1) * h;
-            attn_res::mix_row(k, &s.bank, row, &s.stream, &dec.out_res, cfg.rms_norm_eps, &mut s.mix_weights, mix);
-        }
-        norm_rows(dec, mix, &dec.norm, normed);
-        k.matmul(dec.matrix(dec.head), Rows::packed(normed, count), &mut self.logits, vocab, &mut s.wide);
-        match self.logits.iter().position(|v| !v.is_finite()) {
-            Some(at) => {
-                let position = (self.position + first + at / vocab) as u64;
-                Err(DecodeError::NonFinite { layer: None, position })
-            }
-            None => Ok(()),
-        }
+    /// The first `rows` rows (at least one) of the pass before become text, and every state is as if the others had never
+    /// been fed.
+    pub fn keep(&mut self, rows: usize, observer: Option<&mut dyn Observer>) -> Result<(), DecodeError> {
+        self.runner.keep(&mut self.timeline, rows, observer)
     }
 
-    fn account(&mut self, pass: PassStats) {
-        let t = &mut self.counters.total;
-        t.rows += pass.rows;
-        t.barriers += pass.barriers;
-        t.experts += pass.experts;
-        t.expert_rows += pass.expert_rows;
-        t.prompt_distinct += pass.prompt_distinct;
-        t.compute_ns += pass.compute_ns;
-        t.stall_ns += pass.stall_ns;
-        self.counters.passes += 1;
-        self.counters.widest_rows = self.counters.widest_rows.max(pass.rows);
-        self.counters.last = pass;
-        self.counters.guesses = *self.guesser.counts();
-        self.counters.guesses_made = self.guesser.made();
+    /// Remembers the text as it is, for [`Session::rewind`]. Costs a copy of the recurrent states.
+    pub fn mark(&mut self) {
+        self.timeline.mark();
     }
-}
 
-fn norm_rows(dec: &Decoder, x: &[f32], weight: &[f32], out: &mut [f32]) {
-    let h = weight.len();
-    for (x, out) in x.chunks_exact(h).zip(out.chunks_exact_mut(h)) {
-        dec.kernels.rms_norm(x, weight, dec.config.rms_norm_eps, out);
+    /// Goes back to the text of the last [`Session::mark`]; without one since the last reset it is an error. For models
+    /// without guesses from the text: a guesser is not told.
+    pub fn rewind(&mut self) -> Result<(), DecodeError> {
+        self.timeline.rewind()
     }
-}
 
-fn add(to: &mut [f32], x: &[f32]) {
-    for (to, x) in to.iter_mut().zip(x) {
-        *to += x;
+    /// The blocks of a streamed trunk.
+    pub fn trunk(&self) -> &TrunkBlocks {
+        self.runner.trunk()
     }
-}
 
-fn see(pass: &mut Pass<'_, '_>, layer: LayerId, point: Point, values: &[f32]) {
-    if let Some(observer) = pass.observer.as_deref_mut() {
-        observer.values(layer, point, values);
+    /// The same, to give it a source.
+    pub fn trunk_mut(&mut self) -> &mut TrunkBlocks {
+        self.runner.trunk_mut()
+    }
+
+    /// The logits that the last pass returned.
+    pub fn logits(&self) -> &[f32] {
+        self.runner.logits()
     }
 }

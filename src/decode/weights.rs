@@ -1,21 +1,48 @@
 //! A loaded model: where each trunk tensor lies, with small vectors widened and folded. Large matrices stay in the
-//! trunk as they are stored. Immutable and shared by sessions; holds no expert.
+//! trunk as they are stored, or come block by block where it is streamed. Immutable and shared by sessions; holds no expert.
 
+use super::blocks::{Blocks, lay_out};
 use super::error::DecodeError;
-use super::kernels::{KernelIsa, Kernels, Matrix};
-use crate::ids::Extent;
+use super::kernels::{KernelIsa, Kernels, Matrix, SCALE_BYTES};
 use crate::model::config::{AttnKind, FfnKind, ModelConfig};
 use crate::model::tensors::{DType, TensorSpec, trunk_tensors};
-use crate::store::trunk::{Trunk, byte_len};
+use crate::store::trunk::{Trunk, TrunkAt, TrunkFacts, byte_len};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-/// A bfloat16 matrix in the trunk.
+/// How long threads wait for each other where each is to do the same once.
+const LONGEST_MUSTER: Duration = Duration::from_secs(1);
+
+/// A matrix in the trunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mat {
-    at: Extent,
+    pub(super) at: TrunkAt,
+    /// `BF16` or `Int8Rows`.
+    pub(super) dtype: DType,
     pub(super) rows: usize,
     pub(super) cols: usize,
+    /// First byte in the block of its layer, where the trunk is streamed.
+    pub(super) in_block: Option<usize>,
+}
+
+impl Mat {
+    /// Rows `first..first + count` of the matrix that `bytes` holds.
+    fn of<'a>(&self, bytes: &'a [u8], first: usize, count: usize) -> Matrix<'a> {
+        let row = self.cols * self.dtype.size() as usize;
+        let weights = &bytes[first * row..(first + count) * row];
+        match self.dtype {
+            DType::Int8Rows => self.int8(weights, bytes, first, count),
+            _ => Matrix::bf16(weights, count, self.cols),
+        }
+    }
+
+    /// Rows with these codes; their scales lie in `whole`, behind the codes of all rows.
+    fn int8<'a>(&self, codes: &'a [u8], whole: &'a [u8], first: usize, count: usize) -> Matrix<'a> {
+        let scales = &whole[self.rows * self.cols..];
+        Matrix::int8_rows(codes, &scales[first * SCALE_BYTES..(first + count) * SCALE_BYTES], count, self.cols)
+    }
 }
 
 /// `down(situ(gate x, up x))`
@@ -71,13 +98,13 @@ pub(super) struct Moe {
 }
 
 pub(super) enum Attn {
-    Kda(Kda),
-    Mla(Mla),
+    Kda(Box<Kda>),
+    Mla(Box<Mla>),
 }
 
 pub(super) enum Ffn {
     Dense(Mlp),
-    Moe(Moe),
+    Moe(Box<Moe>),
 }
 
 /// One decoder layer.
@@ -103,6 +130,8 @@ pub struct Decoder {
     pub(super) norm: Vec<f32>,
     pub(super) head: Mat,
     trunk: Arc<Trunk>,
+    /// How the trunk comes, where it is streamed.
+    blocks: Option<Blocks>,
 }
 
 impl Decoder {
@@ -117,14 +146,16 @@ impl Decoder {
         let specs = trunk_tensors(&config).into_iter().map(|s| (s.name.clone(), s)).collect();
         let loader = Loader { trunk: &trunk, specs };
         for spec in loader.specs.values() {
-            loader.extent(&spec.name)?;
+            loader.tensor(&spec.name)?;
         }
-        let layers = (0..config.layers.len()).map(|i| layer(&loader, &config, i)).collect::<Result<_, _>>()?;
+        let mut layers: Vec<Layer> =
+            (0..config.layers.len()).map(|i| layer(&loader, &config, i)).collect::<Result<_, _>>()?;
         let embed = loader.mat("model.embed_tokens.weight")?;
         let out_res = loader.folded("model.output_attn_res_norm.weight", "model.output_attn_res_proj.weight")?;
         let norm = loader.vector("model.norm.weight")?;
         let head = loader.mat("lm_head.weight")?;
-        Ok(Arc::new(Self { config, kernels, embed, layers, out_res, norm, head, trunk }))
+        let blocks = trunk.is_streamed().then(|| lay_out(&mut layers, &head));
+        Ok(Arc::new(Self { config, kernels, embed, layers, out_res, norm, head, trunk, blocks }))
     }
 
     /// The model's configuration.
@@ -142,7 +173,23 @@ impl Decoder {
         self.kernels.use_threads(threads);
     }
 
-    /// Parts of products that each thread in use has computed so far, the caller's own first.
+    /// Calls `work` once on each thread in use, with a number of its own; the caller's own included. Every thread must come
+    /// by within a second, else some of them are left out.
+    pub fn on_each_thread(&self, work: &(dyn Fn(usize) + Sync)) {
+        let pool = self.kernels.pool();
+        let (threads, arrived) = (pool.threads(), AtomicUsize::new(0));
+        let since = Instant::now();
+        // a thread that has done its part stays until all have: none can take two
+        pool.run(threads, &|thread| {
+            work(thread);
+            arrived.fetch_add(1, Ordering::SeqCst);
+            while arrived.load(Ordering::SeqCst) < threads && since.elapsed() < LONGEST_MUSTER {
+                std::thread::yield_now();
+            }
+        });
+    }
+
+    /// Parts of products and of other shared work that each thread in use has computed so far, the caller's own first.
     pub fn thread_chunks(&self) -> Vec<u64> {
         self.kernels.pool().taken()
     }
@@ -152,19 +199,128 @@ impl Decoder {
         self.kernels.isa()
     }
 
-    /// A matrix, to compute with.
-    pub(super) fn matrix(&self, m: Mat) -> Matrix<'_> {
-        Matrix::bf16(self.trunk.bytes(m.at), m.rows, m.cols)
+    /// The blocks in which a streamed trunk comes; `None` where it is in memory or mapped.
+    pub fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
     }
 
-    /// The stored bytes of rows `first..first + count` of a matrix.
-    pub(super) fn row_bytes(&self, m: Mat, first: usize, count: usize) -> &[u8] {
-        &self.trunk.bytes(m.at)[first * m.cols * 2..(first + count) * m.cols * 2]
+    /// What was done with the trunk's bytes.
+    pub fn trunk_facts(&self) -> TrunkFacts {
+        self.trunk.facts()
+    }
+
+    /// Matrices of the trunk by how they are stored: bfloat16, and int8 by rows.
+    pub fn matrix_counts(&self) -> (u64, u64) {
+        let mut counts = (0, 0);
+        let all = self.layers.iter().flat_map(Layer::matrices).chain([&self.embed, &self.head]);
+        all.for_each(|m| if m.dtype == DType::Int8Rows { counts.1 += 1 } else { counts.0 += 1 });
+        counts
+    }
+
+    /// The model with what is in memory or mapped alone.
+    pub(super) fn resident(&self) -> View<'_> {
+        View { decoder: self, block: None }
+    }
+
+    /// The model with a block of its trunk at hand, where it is streamed.
+    pub(super) fn with<'a>(&'a self, block: Option<&'a [u8]>) -> View<'a> {
+        View { decoder: self, block }
+    }
+}
+
+/// A model, and that block of its trunk which is at hand.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    decoder: &'a Decoder,
+    block: Option<&'a [u8]>,
+}
+
+impl std::ops::Deref for View<'_> {
+    type Target = Decoder;
+
+    fn deref(&self) -> &Decoder {
+        self.decoder
+    }
+}
+
+impl<'a> View<'a> {
+    /// A matrix, to compute with.
+    pub(super) fn matrix(&self, m: Mat) -> Matrix<'a> {
+        self.matrix_rows(m, 0, m.rows)
     }
 
     /// Rows `first..first + count` of a matrix, to compute with.
-    pub(super) fn matrix_rows(&self, m: Mat, first: usize, count: usize) -> Matrix<'_> {
-        Matrix::bf16(self.row_bytes(m, first, count), count, m.cols)
+    pub(super) fn matrix_rows(&self, m: Mat, first: usize, count: usize) -> Matrix<'a> {
+        let bytes = match (self.block, m.in_block) {
+            (Some(block), Some(at)) => &block[at..],
+            _ => self.decoder.trunk.bytes(m.at),
+        };
+        m.of(bytes, first, count)
+    }
+
+    /// Rows `first..first + count` of the head, whose weights begin at byte `skip` of the block.
+    pub(super) fn head_rows(&self, skip: usize, first: usize, count: usize) -> Matrix<'a> {
+        let m = &self.decoder.head;
+        let weights = &self.block.unwrap_or(&[])[skip..];
+        match m.dtype {
+            // scales are few: they are read where they are mapped
+            DType::Int8Rows => m.int8(&weights[..count * m.cols], self.decoder.trunk.bytes(m.at), first, count),
+            _ => Matrix::bf16(weights, count, m.cols),
+        }
+    }
+}
+
+impl Layer {
+    /// Every matrix but the router, which layers before this one may ask too.
+    pub(super) fn matrices_mut(&mut self) -> Vec<&mut Mat> {
+        let mut all: Vec<&mut Mat> = Vec::new();
+        match &mut self.attn {
+            Attn::Kda(w) => {
+                all.extend(w.qkv.iter_mut());
+                all.extend([&mut w.out, &mut w.f_a, &mut w.f_b, &mut w.beta]);
+                match &mut w.gate {
+                    Gate::Full(m) => all.push(m),
+                    Gate::Factors(a, b) => all.extend([a, b]),
+                }
+            }
+            Attn::Mla(w) => {
+                all.extend([&mut w.q_a, &mut w.q_b, &mut w.kv_a, &mut w.kv_b, &mut w.gate, &mut w.out]);
+            }
+        }
+        match &mut self.ffn {
+            Ffn::Dense(w) => all.extend([&mut w.gate, &mut w.up, &mut w.down]),
+            Ffn::Moe(w) => {
+                if let Some(w) = &mut w.shared {
+                    all.extend([&mut w.gate, &mut w.up, &mut w.down]);
+                }
+                all.extend([&mut w.down, &mut w.up]);
+            }
+        }
+        all
+    }
+
+    /// The same, to look at.
+    fn matrices(&self) -> Vec<&Mat> {
+        let mut all: Vec<&Mat> = Vec::new();
+        match &self.attn {
+            Attn::Kda(w) => {
+                all.extend(&w.qkv);
+                all.extend([&w.out, &w.f_a, &w.f_b, &w.beta]);
+                match &w.gate {
+                    Gate::Full(m) => all.push(m),
+                    Gate::Factors(a, b) => all.extend([a, b]),
+                }
+            }
+            Attn::Mla(w) => all.extend([&w.q_a, &w.q_b, &w.kv_a, &w.kv_b, &w.gate, &w.out]),
+        }
+        match &self.ffn {
+            Ffn::Dense(w) => all.extend([&w.gate, &w.up, &w.down]),
+            Ffn::Moe(w) => {
+                w.shared.iter().for_each(|w| all.extend([&w.gate, &w.up, &w.down]));
+                all.extend([&w.down, &w.up]);
+            }
+        }
+        all
     }
 }
 
@@ -172,13 +328,13 @@ fn layer(l: &Loader<'_>, cfg: &ModelConfig, index: usize) -> Result<Layer, Decod
     let p = format!("model.layers.{index}.");
     let kind = cfg.layers[index];
     let attn = match kind.attn {
-        AttnKind::Kda => Attn::Kda(kda(l, cfg, &format!("{p}self_attn."))?),
-        AttnKind::Mla => Attn::Mla(mla(l, &format!("{p}self_attn."))?),
+        AttnKind::Kda => Attn::Kda(Box::new(kda(l, cfg, &format!("{p}self_attn."))?)),
+        AttnKind::Mla => Attn::Mla(Box::new(mla(l, &format!("{p}self_attn."))?)),
     };
     let ffn = match (kind.ffn, &cfg.moe) {
         (FfnKind::Moe, Some(moe)) => {
             let m = format!("{p}block_sparse_moe.");
-            Ffn::Moe(Moe {
+            Ffn::Moe(Box::new(Moe {
                 router: l.mat(&format!("{m}gate.weight"))?,
                 bias: l.finite_vector(&format!("{m}gate.e_score_correction_bias"))?,
                 down: l.mat(&format!("{m}routed_expert_down_proj.weight"))?,
@@ -191,7 +347,7 @@ fn layer(l: &Loader<'_>, cfg: &ModelConfig, index: usize) -> Result<Layer, Decod
                     0 => None,
                     _ => Some(l.mlp(&format!("{m}shared_experts."))?),
                 },
-            })
+            }))
         }
         _ => Ffn::Dense(l.mlp(&format!("{p}mlp."))?),
     };
@@ -254,38 +410,42 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn extent(&self, name: &str) -> Result<(&TensorSpec, Extent), DecodeError> {
+    fn tensor(&self, name: &str) -> Result<(&TensorSpec, TrunkAt, DType), DecodeError> {
         let missing = || DecodeError::MissingTensor(name.to_string());
         let spec = self.specs.get(name).ok_or_else(missing)?;
         let view = self.trunk.get(name).ok_or_else(missing)?;
-        let extent = self.trunk.extent(name).ok_or_else(missing)?;
+        let at = self.trunk.at(name).ok_or_else(missing)?;
         let fits = byte_len(view.shape, view.dtype) == Some(view.bytes.len() as u64);
-        if view.dtype != spec.dtype || !spec.accepts(view.shape) || !fits {
+        let turned = view.dtype == DType::Int8Rows && spec.is_large_matrix();
+        if (view.dtype != spec.dtype && !turned) || !spec.accepts(view.shape) || !fits {
             return Err(DecodeError::Tensor {
                 name: name.to_string(),
                 seen: format!("{} {:?} of {} bytes", view.dtype.name(), view.shape, view.bytes.len()),
                 expected: format!("{} {:?}", spec.dtype.name(), spec.shape),
             });
         }
-        Ok((spec, extent))
+        Ok((spec, at, view.dtype))
     }
 
     fn mat(&self, name: &str) -> Result<Mat, DecodeError> {
-        let (spec, at) = self.extent(name)?;
-        match (spec.dtype, spec.shape.as_slice()) {
-            (DType::BF16, &[rows, cols]) => Ok(Mat { at, rows: rows as usize, cols: cols as usize }),
-            _ => Err(DecodeError::MissingTensor(format!("{name} (as a bfloat16 matrix)"))),
+        let (spec, at, dtype) = self.tensor(name)?;
+        match (dtype, spec.shape.as_slice()) {
+            (DType::BF16 | DType::Int8Rows, &[rows, cols]) => {
+                Ok(Mat { at, dtype, rows: rows as usize, cols: cols as usize, in_block: None })
+            }
+            _ => Err(DecodeError::MissingTensor(format!("{name} (as a matrix)"))),
         }
     }
 
     /// All values of a small tensor, widened.
     fn vector(&self, name: &str) -> Result<Vec<f32>, DecodeError> {
-        let (spec, at) = self.extent(name)?;
+        let (_, at, dtype) = self.tensor(name)?;
         let bytes = self.trunk.bytes(at);
-        Ok(match spec.dtype {
+        Ok(match dtype {
             DType::BF16 => bytes.chunks_exact(2).map(|b| super::kernels::scalar::bf16(b[0], b[1])).collect(),
             DType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
             DType::U8 => bytes.iter().map(|&b| f32::from(b)).collect(),
+            DType::Int8Rows => return Err(DecodeError::MissingTensor(format!("{name} (as a vector)"))),
         })
     }
 

@@ -192,6 +192,11 @@ impl EngineCounters {
         }
     }
 
+    /// The kernel's numbers of the threads that read.
+    pub fn threads(&self) -> Vec<u32> {
+        self.work.threads()
+    }
+
     fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);
     }

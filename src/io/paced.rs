@@ -302,6 +302,7 @@ impl PacedEngine {
         let name = "pace-timer".to_string();
         let timer = std::thread::Builder::new().name(name.clone()).stack_size(64 * 1024);
         let timer = timer.spawn(move || {
+            for_timer.counters.work.thread_began();
             started.raise();
             for_timer.keep_time();
         });

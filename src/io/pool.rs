@@ -81,6 +81,7 @@ impl<R: ReadOne> PoolEngine<R> {
             let thread = std::thread::Builder::new().name(name.clone()).stack_size(STACK_BYTES);
             let thread = thread
                 .spawn(move || {
+                    shared.counters.work.thread_began();
                     up.raise();
                     shared.work();
                 })

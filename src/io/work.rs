@@ -3,6 +3,7 @@
 
 use super::EngineKind;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Counted by an engine; a paced engine shares the one behind it.
 #[derive(Debug, Default)]
@@ -22,6 +23,7 @@ pub struct Work {
     registered_buffers: AtomicU32,
     registered_files: AtomicU32,
     sq_thread: AtomicU32,
+    threads: Mutex<Vec<u32>>,
 }
 
 /// A copy of [`Work`].
@@ -83,6 +85,17 @@ fn add(counter: &AtomicU64, n: u64) {
 }
 
 impl Work {
+    /// The calling thread reads from now on. To be called before the engine is used: it allocates.
+    pub(super) fn thread_began(&self) {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(crate::sys::affinity::own_id());
+    }
+
+    /// The kernel's numbers of the engine's threads. A submission thread of io_uring is the kernel's own, which runs it on any
+    /// CPU that is online, whatever the process may use.
+    pub fn threads(&self) -> Vec<u32> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(super) fn read_by(&self, kind: EngineKind) {
         add(&self.reads_by[kind.index()], 1);
     }

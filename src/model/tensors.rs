@@ -19,7 +19,7 @@ pub const EXPERT_PLANES: [&str; 6] = [
     "w3.weight_scale",
 ];
 
-/// Storage types that occur in the released layout.
+/// Storage types that occur in the released layout, and the one that a store may turn matrices into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DType {
     /// bfloat16
@@ -28,24 +28,29 @@ pub enum DType {
     F32,
     /// bytes (MXFP4 planes)
     U8,
+    /// Rows of signed bytes, and behind all of them one f32 of scale a row: weight `[r][c]` is `scale[r] * code[r][c]`. Only
+    /// stores have it.
+    #[serde(rename = "I8_ROWS")]
+    Int8Rows,
 }
 
 impl DType {
-    /// Bytes per element.
+    /// Bytes per element; scales of rows are extra.
     pub fn size(self) -> u64 {
         match self {
             DType::BF16 => 2,
             DType::F32 => 4,
-            DType::U8 => 1,
+            DType::U8 | DType::Int8Rows => 1,
         }
     }
 
-    /// The name as safetensors writes it.
+    /// The name as safetensors, or a store's manifest, writes it.
     pub fn name(self) -> &'static str {
         match self {
             DType::BF16 => "BF16",
             DType::F32 => "F32",
             DType::U8 => "U8",
+            DType::Int8Rows => "I8_ROWS",
         }
     }
 }
@@ -72,6 +77,18 @@ impl TensorSpec {
         self
     }
 
+    /// A large matrix that activations are multiplied with: projections, MLPs, embedding and head. Routers decide which
+    /// experts are read and are none; nor are norms, biases, taps and one-row projections.
+    pub fn is_large_matrix(&self) -> bool {
+        let matrix = self.dtype == DType::BF16 && self.shape.len() == 2 && self.shape.iter().all(|d| *d > 1);
+        matrix && !self.is_router()
+    }
+
+    /// The weights by which a layer chooses its experts.
+    pub fn is_router(&self) -> bool {
+        self.name.ends_with(".block_sparse_moe.gate.weight")
+    }
+
     /// Whether `shape` is acceptable for this tensor.
     pub fn accepts(&self, shape: &[u64]) -> bool {
         if self.may_be_longer {
@@ -89,7 +106,7 @@ pub struct TensorView<'a> {
     pub dtype: DType,
     /// Shape, outermost first.
     pub shape: &'a [u64],
-    /// `product(shape) * dtype.size()` bytes.
+    /// `product(shape) * dtype.size()` bytes, and the scales of [`DType::Int8Rows`].
     pub bytes: &'a [u8],
 }
 

@@ -15,6 +15,8 @@ pub use super::vocab::TokenizerError;
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Longest text encoded in one call: 4 million tokens at 16 bytes each, beyond any context.
 const MAX_TEXT_BYTES: usize = 64 << 20;
+/// Names of control tokens that an error lists.
+const NAMES_IN_ERRORS: usize = 8;
 /// Ids that a ranks file's vocabulary keeps for control tokens, named or not.
 const RESERVED_IDS: u32 = 256;
 
@@ -129,8 +131,22 @@ impl Tokenizer {
     }
 
     /// Token ids of a prompt: BOS first when `tokenizer_config.json` says `add_bos_token`, also when the text itself
-    /// begins with it. Control tokens written in the text count as such only when `special` is true.
+    /// begins with it. Control tokens written in the text count as such only when `special` is true; then what is
+    /// written like one (`<|name|>`) and is none is an error.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        if special {
+            let pieces = self.controls.split(text);
+            let unknown = pieces.iter().find_map(|piece| match piece {
+                Piece::Text(text) => like_a_control(text),
+                Piece::Control(..) => None,
+            });
+            if let Some(name) = unknown {
+                return Err(TokenizerError::UnknownControl {
+                    name: name.into(),
+                    known: some_of(self.controls.names()),
+                });
+            }
+        }
         let mut ids: Vec<u32> = self.bos.iter().filter(|_| self.add_bos).map(|bos| bos.1).collect();
         self.encode_into(text, special, &mut ids)?;
         Ok(ids)
@@ -210,6 +226,13 @@ impl Tokenizer {
         self.add_bos
     }
 
+    /// The smallest id that stands for other bytes, or is a control token in one of the two only; `None` if there is none.
+    pub fn first_difference(&self, other: &Self) -> Option<u32> {
+        let ids = 0..self.vocab_size().max(other.vocab_size()) as u32;
+        let what = |t: &Self, id| (t.token_bytes(id).map(<[u8]>::to_vec), t.is_control(id));
+        ids.into_iter().find(|&id| what(self, id) != what(other, id))
+    }
+
     /// One more than the largest id. The model's own vocabulary may be larger.
     pub fn vocab_size(&self) -> usize {
         self.table.len()
@@ -230,6 +253,26 @@ fn reserved_controls(base: u32, config: &TokenizerConfig) -> Result<Controls, St
     Controls::new((base..end).map(|id| (names.remove(&id).unwrap_or_else(|| format!("<|reserved_token_{id}|>")), id)))
 }
 
+/// The first thing in `text` that is written like a control token.
+fn like_a_control(text: &str) -> Option<&str> {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
+    text.match_indices("<|").find_map(|(at, _)| {
+        let end = at + 2 + text[at + 2..].find(|c| !inner(c))?;
+        (end > at + 2 && text[end..].starts_with("|>")).then(|| &text[at..end + 2])
+    })
+}
+
+/// The shortest names, a few of them, as a list in a sentence.
+fn some_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = names.collect();
+    names.sort_by_key(|n| (n.len(), *n));
+    let shown = names.len().min(NAMES_IN_ERRORS);
+    match names.len() - shown {
+        0 => names[..shown].join(", "),
+        more => format!("{} and {more} more", names[..shown].join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +285,16 @@ mod tests {
 
     fn ids(v: &serde_json::Value) -> Vec<u32> {
         serde_json::from_value(v.clone()).unwrap()
+    }
+
+    #[test]
+    fn what_only_looks_like_a_control_token_is_found() {
+        assert_eq!(like_a_control("a <|im_end|> b"), Some("<|im_end|>"));
+        assert_eq!(like_a_control("<| <|| <|a b|> <|a <|a|"), None);
+        assert_eq!(like_a_control("<|<|x-1|>"), Some("<|x-1|>"));
+        let says = MINI.encode("<|user|>hello<|nobody|>", true).unwrap_err().to_string();
+        assert!(says.contains("<|nobody|>") && says.contains("<|assistant|>"), "{says}");
+        assert!(MINI.encode("<|user|>hello<|nobody|>", false).is_ok());
     }
 
     #[test]

@@ -28,6 +28,17 @@ pub enum TokenizerError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A prompt names a control token that the model does not have.
+    #[error(
+        "{name} in the prompt is written like a special token and is none of this model's ({known}); correct it, or leave \
+         --special out to take it as plain text"
+    )]
+    UnknownControl {
+        /// What was written.
+        name: String,
+        /// Some of those that there are.
+        known: String,
+    },
     /// A file is larger than any real one.
     #[error("{file}: larger than {limit_bytes} bytes, which no tokenizer file needs; is it the right file?")]
     TooLarge {

@@ -350,6 +350,21 @@ pub struct Delivered {
 }
 
 impl ReaderHandle {
+    /// The kernel's numbers of all threads that read, while the reader is there.
+    pub fn threads(&self) -> Vec<u32> {
+        self.live
+            .iter()
+            .flat_map(|l| [Some(&l.engine), l.prefetch_engine.as_ref()])
+            .flatten()
+            .flat_map(|e| e.threads())
+            .collect()
+    }
+
+    /// The pace of drive number `drive`, if it is emulated.
+    pub fn pace(&self, drive: usize) -> Option<Arc<PacedDrive>> {
+        self.live.get(drive)?.pace.clone()
+    }
+
     /// The counters now.
     pub fn counters(&self) -> ReaderCounters {
         let mut counters = self.lock().counters.clone();

@@ -28,6 +28,7 @@ mod split;
 mod stripes;
 mod supply;
 mod tally;
+pub mod trunk_stream;
 
 pub use cache::CachePolicy;
 pub use counters::{

@@ -175,13 +175,14 @@ impl Workload {
         }
     }
 
-    /// One for each pass of a single row; of a checked draft, the rows that were kept.
+    /// One for each row of a pass that extends texts; of a checked draft, the rows that were kept.
     fn count_tokens(&mut self, folder: &Path, header: &TraceHeader, lenient: bool) -> Result<u64, ReplayError> {
         let passes = |phase| {
             let of = self.barriers.iter().filter(move |b| b.step.phase == phase);
-            of.map(|b| b.step.step).collect::<BTreeSet<_>>().len() as u64
+            of.map(|b| (b.step.step, u64::from(b.step.rows))).collect::<BTreeSet<_>>()
         };
-        let (decoded, verified) = (passes(Phase::Decode), passes(Phase::Verify));
+        let decoded = passes(Phase::Decode).iter().map(|(_, rows)| rows).sum::<u64>();
+        let verified = passes(Phase::Verify).len() as u64;
         if verified == 0 {
             return Ok(decoded);
         }

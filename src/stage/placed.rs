@@ -23,6 +23,7 @@ use crate::store::manifest::{
     Digest, DriveManifest, ManifestError, STORE_FILE, StoreManifest, TRUNK_FILE, drive_folder, pack_name,
 };
 use crate::store::target::Target;
+use crate::store::trunk_format::TrunkFormat;
 use crate::sys::space;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
@@ -73,6 +74,8 @@ pub struct PlacedOptions {
     pub follow: Option<Follow>,
     /// Delete each shard when everything in it is safe.
     pub drop_shards: bool,
+    /// What the trunk is turned into.
+    pub trunk: TrunkFormat,
 }
 
 /// What is going on.
@@ -123,7 +126,7 @@ pub fn import_placed(
     }
     super::check_mounts(plan, mounts)?;
     if store.join(STORE_FILE).exists() {
-        return complete(store, plan);
+        return complete(store, plan, options.trunk);
     }
     let arriving = open_checkpoint(checkpoint, options, events)?;
     std::fs::create_dir_all(store).map_err(|e| ImportError::io(store, e))?;
@@ -137,9 +140,10 @@ pub fn import_placed(
             "--drop-shards: nothing may be deleted in {folder}; leave the flag out"
         )));
     }
-    let layout = Layout::of_config(source).ok_or_else(|| PlacedError::Refused("the trunk exceeds 64 bits".into()))?;
+    let layout = Layout::of_config(source, options.trunk)
+        .ok_or_else(|| PlacedError::Refused("the trunk exceeds 64 bits".into()))?;
     let _locks = lock_mounts(plan, mounts)?;
-    let header = Header::new(source, &geometry, plan)?;
+    let header = Header::new(source, &geometry, plan, options.trunk)?;
     let (journal, done, unnamed) = header.open_journal(store)?;
     if !identity::is_provisional(&plan.model_id) && journal.is_fresh() {
         journal.remove()?;
@@ -174,8 +178,13 @@ pub fn import_placed(
 }
 
 /// A store that is complete needs nothing, if it is of this plan.
-fn complete(store: &Path, plan: &Plan) -> Result<PlacedReport, PlacedError> {
+fn complete(store: &Path, plan: &Plan, trunk: TrunkFormat) -> Result<PlacedReport, PlacedError> {
     let manifest = StoreManifest::open(store)?;
+    if manifest.trunk_format != trunk {
+        let (store, is) = (store.display(), manifest.trunk_format);
+        let reason = format!("{store}: is complete and its trunk is {is}, not {trunk}; choose another --store");
+        return Err(PlacedError::Refused(reason));
+    }
     if manifest.model_id != plan.model_id {
         return Err(PlacedError::Refused(format!(
             "{}: already holds model {}; it is not overwritten. Choose another --store, or plan for this one with \

@@ -5,12 +5,13 @@ use super::placed::{Event, PlacedError, PlacedReport, Work};
 use crate::ids::LayerId;
 use crate::layout::plan::Plan;
 use crate::model::checkpoint::Checkpoint;
-use crate::store::copy::{read_expert, stream};
+use crate::store::copy::{read_expert, stream_trunk};
 use crate::store::identity;
 use crate::store::import::{ImportError, publish_store};
 use crate::store::journal::Item;
 use crate::store::manifest::{DRIVE_FILE, Digest, DriveExpert, DriveManifest, TRUNK_FILE, drive_folder, pack_name};
 use crate::store::target::Target;
+use crate::store::trunk::byte_len;
 use crate::sys::{cache, durable};
 use std::collections::btree_map::Entry;
 use std::fs::File;
@@ -37,7 +38,9 @@ impl Work<'_> {
             if !tensor.place.is_known() || self.done.trunk.contains_key(&n) {
                 continue;
             }
-            let len = tensor.place.extent.len;
+            let format = self.layout.trunk;
+            let stored = format.stored(&tensor.spec);
+            let len = byte_len(&stored.shape, stored.dtype).unwrap_or(u64::MAX);
             let from = self.layout.trunk_offsets[index];
             let until = self.layout.trunk_offsets.get(index + 1).copied().unwrap_or(self.layout.trunk_file_bytes);
             if len > until - from {
@@ -51,14 +54,15 @@ impl Work<'_> {
                 None => self.trunk.insert(Target::open(&self.store.join(TRUNK_FILE), self.layout.trunk_file_bytes)?),
             };
             let at = &mut self.at;
-            let digest = stream(&mut reader, &tensor.place, &mut buffer[..CHUNK_BYTES], &mut |skip, bytes| {
-                target.write(from + skip, bytes)?;
-                at.done_bytes += bytes.len() as u64;
-                events(Event::Progress(*at));
-                Ok(())
-            })?;
+            let digest =
+                stream_trunk(source, &mut reader, tensor, format, &mut buffer[..CHUNK_BYTES], &mut |skip, bytes| {
+                    target.write(from + skip, bytes)?;
+                    at.done_bytes += bytes.len() as u64;
+                    events(Event::Progress(*at));
+                    Ok(())
+                })?;
             self.written.1 += len;
-            self.done.note_trunk(&mut self.journal, n, digest, &tensor.spec);
+            self.done.note_trunk(&mut self.journal, n, digest, &stored);
             self.commit_if_full()?;
         }
         let expert_bytes = self.layout.expert_bytes as usize;

@@ -8,6 +8,7 @@ use crate::store::import::ImportError;
 use crate::store::journal::{JOURNAL_FILE, Journal};
 use crate::store::manifest::Digest;
 use crate::store::trunk::byte_len;
+use crate::store::trunk_format::TrunkFormat;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
@@ -27,16 +28,23 @@ pub(super) struct Header {
     config: Digest,
     /// Tells the unfinished packs of this import from those of another of the same geometry.
     nonce: String,
+    #[serde(default, skip_serializing_if = "TrunkFormat::is_exact")]
+    trunk: TrunkFormat,
 }
 
 impl Header {
-    pub(super) fn new(source: &Checkpoint, geometry: &str, plan: &Plan) -> Result<Self, PlacedError> {
+    pub(super) fn new(
+        source: &Checkpoint,
+        geometry: &str,
+        plan: &Plan,
+        trunk: TrunkFormat,
+    ) -> Result<Self, PlacedError> {
         let bare = Plan { model_id: geometry.into(), store: PathBuf::new(), ..plan.clone() };
         let config = Digest::of(source.config_bytes());
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let seed = format!("{} {}", std::process::id(), since.as_nanos());
         let nonce = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(seed.as_bytes()));
-        Ok(Self { version: VERSION, geometry: geometry.into(), placement: bare.hash()?, config, nonce })
+        Ok(Self { version: VERSION, geometry: geometry.into(), placement: bare.hash()?, config, nonce, trunk })
     }
 
     /// Opens or begins the journal in `store`; returns what was done before, and the name of the folders that unfinished
@@ -51,6 +59,9 @@ impl Header {
             }
             Ok(then) if then.config != self.config => Some("config.json is another".into()),
             Ok(then) if then.placement != self.placement => Some("the plan is another".into()),
+            Ok(then) if then.trunk != self.trunk => {
+                Some(format!("its trunk becomes {}, not {}", then.trunk, self.trunk))
+            }
             Ok(_) => Some("another version of this program began it".into()),
             Err(_) => Some("it was begun by another command".into()),
         };
@@ -113,7 +124,7 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Notes a trunk tensor here and in the journal.
+    /// Notes a trunk tensor, as it is stored, here and in the journal.
     pub(super) fn note_trunk(&mut self, journal: &mut Journal, n: u32, digest: Digest, spec: &TensorSpec) {
         let len = byte_len(&spec.shape, spec.dtype).unwrap_or(0);
         let dims: Vec<String> = spec.shape.iter().map(u64::to_string).collect();

@@ -2,7 +2,7 @@
 //! checked and its digest taken, `drive.json` is written beside them, and no expert file is moved or changed. The trunk
 //! comes from a checkpoint, which need not hold the experts any more.
 
-use super::copy::{manifests, nan_scale, plane_name, stream};
+use super::copy::{manifests, nan_scale, plane_name, stream_trunk};
 use super::identity;
 use super::import::{
     ImportError, Layout, Progress, SPARE_BYTES, publish_store, refuse_foreign_files, refuse_same_folder,
@@ -12,6 +12,7 @@ use super::manifest::{
     Container, DRIVE_FILE, Digest, DriveManifest, STORE_FILE, StoreManifest, TRUNK_FILE, drive_folder,
 };
 use super::target::Target;
+use super::trunk_format::TrunkFormat;
 use crate::ids::{ExpertId, LayerId};
 use crate::model::arriving::Arriving;
 use crate::model::checkpoint::Checkpoint;
@@ -57,6 +58,8 @@ struct Header {
     adopt: PathBuf,
     config: Digest,
     table: Digest,
+    #[serde(default, skip_serializing_if = "TrunkFormat::is_exact")]
+    trunk: TrunkFormat,
 }
 
 /// What a journal says was done: digests, of experts with the age of the file.
@@ -83,11 +86,12 @@ impl Done {
 }
 
 /// Adopts the folder `experts` of the model in `checkpoint` into the store folder `store`, going on where an earlier run
-/// stopped. `batch_bytes` are read between two entries of the journal.
+/// stopped. The trunk is kept in the format `trunk`; `batch_bytes` are read between two entries of the journal.
 pub fn adopt(
     experts: &Path,
     checkpoint: &Path,
     store: &Path,
+    trunk: TrunkFormat,
     batch_bytes: u64,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<AdoptReport, ImportError> {
@@ -104,13 +108,15 @@ pub fn adopt(
         return Err(target(checkpoint, "a dense model has no experts to adopt; use `argodrive import`".into()));
     }
     let folder = experts.canonicalize().map_err(|e| ImportError::io(experts, e))?;
-    let layout = Layout::of(source);
+    let layout = Layout::of(source, trunk);
     let ages = check_files(&folder, source, &layout)?;
     let strangers = strangers(&folder, &ages, source).map_err(|e| ImportError::io(&folder, e))?;
     std::fs::create_dir_all(store).map_err(|e| ImportError::io(store, e))?;
     refuse_same_folder(checkpoint, store)?;
     refuse_same_folder(&folder, store)?;
-    if !store.join(STORE_FILE).exists() {
+    if store.join(STORE_FILE).exists() {
+        refuse_another(store, source, trunk)?;
+    } else {
         refuse_foreign_files(store)?;
     }
     let header = Header {
@@ -118,6 +124,7 @@ pub fn adopt(
         adopt: folder.clone(),
         config: Digest::of(source.config_bytes()),
         table: identity::table_digest(source),
+        trunk,
     };
     let (mut journal, done) = open_journal(store, &header)?;
     let total_bytes = layout.total_bytes();
@@ -143,6 +150,7 @@ pub fn adopt(
             let reason = "its experts or its trunk are others".into();
             return Err(ImportError::OtherModel { store: store.to_path_buf(), reason });
         }
+        manifest.trunk_error = there.trunk_error;
     }
     publish_drive(&folder, &drive)?;
     let own = link(&drive_folder(store, &manifest.model_id), &folder)?;
@@ -156,11 +164,27 @@ pub fn adopt(
     Ok(AdoptReport { manifest, folder, digested, reused, strangers, drive, side_files })
 }
 
+/// A finished store is adopted again only as what it is: its trunk would be written over before its id could be compared.
+fn refuse_another(store: &Path, source: &Checkpoint, trunk: TrunkFormat) -> Result<(), ImportError> {
+    let there = StoreManifest::open(store)?;
+    let reason = if there.trunk_format != trunk {
+        format!("its trunk is {}; --trunk {} adopts that again", there.trunk_format, there.trunk_format)
+    } else if there.config_digest != Digest::of(source.config_bytes()) {
+        "its config.json is another".into()
+    } else {
+        return Ok(());
+    };
+    Err(ImportError::OtherModel { store: store.to_path_buf(), reason })
+}
+
 fn open_journal(store: &Path, header: &Header) -> Result<(Journal, Done), ImportError> {
     let text = serde_json::to_string(header).map_err(|e| ImportError::io(&store.join(JOURNAL_FILE), e.into()))?;
     let differs = |text: &str| match serde_json::from_str::<Header>(text) {
         Ok(then) if then == *header => None,
         Ok(then) if then.adopt != header.adopt => Some(format!("it adopts {}", then.adopt.display())),
+        Ok(then) if then.trunk != header.trunk => {
+            Some(format!("its trunk becomes {}, not {}", then.trunk, header.trunk))
+        }
         Ok(_) => Some("the checkpoint or the program is another".into()),
         Err(_) => Some("it was begun by another command".into()),
     };
@@ -238,7 +262,7 @@ impl Work<'_> {
         let known = self.source.trunk();
         self.done.trunk.retain(|n, _| trunk && (*n as usize) < known.len());
         self.done.experts.retain(|n, (age, _)| ages.get(*n as usize) == Some(age));
-        self.at.done_bytes = self.done.trunk.keys().map(|n| known[*n as usize].place.extent.len).sum::<u64>()
+        self.at.done_bytes = self.done.trunk.keys().map(|n| self.layout.trunk_bytes[*n as usize]).sum::<u64>()
             + self.done.experts.len() as u64 * self.layout.expert_bytes;
         (self.progress)(self.at);
     }
@@ -250,7 +274,7 @@ impl Work<'_> {
             .iter()
             .enumerate()
             .filter(|(n, _)| !self.done.trunk.contains_key(&(*n as u32)))
-            .map(|(_, t)| t.place.extent.len)
+            .map(|(n, _)| self.layout.trunk_bytes[n])
             .sum();
         let has = space::free_bytes(self.store).map_err(|e| ImportError::io(self.store, e))?;
         if left + SPARE_BYTES > has {
@@ -264,7 +288,8 @@ impl Work<'_> {
                 continue;
             }
             let to = self.layout.trunk_offsets[index];
-            let digest = stream(&mut reader, &tensor.place, &mut buffer, &mut |skip, bytes| {
+            let format = self.layout.trunk;
+            let digest = stream_trunk(source, &mut reader, tensor, format, &mut buffer, &mut |skip, bytes| {
                 target.write(to + skip, bytes)?;
                 self.at.done_bytes += bytes.len() as u64;
                 (self.progress)(self.at);

@@ -1,18 +1,20 @@
 //! An import into a store that is already complete: compares every tensor and expert with the store's digests and writes
 //! nothing. Ends at the first difference, because a complete store of another model is never overwritten.
 
-use super::copy::{manifests, read_ahead, read_expert, stream};
+use super::copy::{manifests, read_ahead, read_expert, stream_trunk};
 use super::import::{ImportError, ImportReport, Layout, Progress};
 use super::journal::{Item, JOURNAL_FILE};
 use super::manifest::{Digest, DriveManifest, StoreManifest, drive_folder};
+use super::trunk_format::TrunkFormat;
 use crate::ids::ExpertId;
 use crate::model::checkpoint::Checkpoint;
 use std::path::Path;
 
-/// Checks that the complete store in `store` holds exactly `source`.
+/// Checks that the complete store in `store` holds exactly `source`, its trunk in `format`.
 pub(super) fn complete_store(
     source: &Checkpoint,
     store: &Path,
+    format: TrunkFormat,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ImportReport, ImportError> {
     let other = |reason: String| ImportError::OtherModel { store: store.to_path_buf(), reason };
@@ -21,7 +23,14 @@ pub(super) fn complete_store(
     if manifest.config_digest != Digest::of(source.config_bytes()) {
         return Err(other(format!("{}: its config.json differs", manifest.name)));
     }
-    let layout = Layout::of(source);
+    if manifest.trunk_format != format {
+        let there = manifest.trunk_format;
+        return Err(other(format!(
+            "{}: its trunk is {there}, not {format}; --trunk {there} compares it",
+            manifest.name
+        )));
+    }
+    let layout = Layout::of(source, format);
     // names, types, shapes and places; digests are taken from the store so that they do not count yet
     let known = |item: Item| match item {
         Item::Trunk(n) => manifest.trunk.get(n as usize).map_or(Digest(0), |t| t.digest),
@@ -34,6 +43,7 @@ pub(super) fn complete_store(
     let (mut expected, _) = manifests(source, &layout, &known);
     expected.model_id.clone_from(&manifest.model_id);
     expected.name.clone_from(&manifest.name);
+    expected.trunk_error = manifest.trunk_error;
     if expected != manifest {
         return Err(other(format!("{}: its tensors are others", manifest.name)));
     }
@@ -41,7 +51,7 @@ pub(super) fn complete_store(
     let mut reader = source.reader();
     let mut buffer = vec![0u8; (4usize << 20).max(layout.expert_bytes as usize)];
     for (index, tensor) in source.trunk().iter().enumerate() {
-        let digest = stream(&mut reader, &tensor.place, &mut buffer, &mut |_, bytes| {
+        let digest = stream_trunk(source, &mut reader, tensor, format, &mut buffer, &mut |_, bytes| {
             at.done_bytes += bytes.len() as u64;
             progress(at);
             Ok(())

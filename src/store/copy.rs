@@ -3,10 +3,11 @@
 
 use super::import::{ImportError, Layout};
 use super::journal::Item;
-use super::manifest::{Digest, DriveExpert, DriveManifest, FORMAT_VERSION, StoreManifest, TrunkTensor};
+use super::manifest::{Digest, DriveExpert, DriveManifest, StoreManifest, TrunkTensor, store_version};
+use super::trunk_format::{TrunkFormat, quantize_rows};
 use crate::ids::{ExpertId, LayerId};
-use crate::model::checkpoint::{Checkpoint, Place, TensorReader};
-use crate::model::tensors::{EXPERT_PLANES, TEXT_PREFIX};
+use crate::model::checkpoint::{Checkpoint, Place, TensorReader, TrunkSource};
+use crate::model::tensors::{DType, EXPERT_PLANES, TEXT_PREFIX};
 use crate::sys::cache;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -33,6 +34,50 @@ pub(crate) fn stream(
         sink(skip, piece)?;
         skip += len as u64;
     }
+    Ok(Digest(hash.digest128()))
+}
+
+/// As [`stream`] for a trunk tensor that is kept in `format`: the sink gets, and the digest is of, what is to be stored.
+pub(crate) fn stream_trunk(
+    source: &Checkpoint,
+    reader: &mut TensorReader<'_>,
+    tensor: &TrunkSource,
+    format: TrunkFormat,
+    buffer: &mut [u8],
+    sink: &mut Sink<'_>,
+) -> Result<Digest, ImportError> {
+    let (DType::Int8Rows, &[rows, cols]) = (format.dtype_of(&tensor.spec), tensor.spec.shape.as_slice()) else {
+        return stream(reader, &tensor.place, buffer, sink);
+    };
+    let row_bytes = (cols * DType::BF16.size()) as usize;
+    let mut one_row = Vec::new();
+    let buffer = match buffer.len() >= row_bytes {
+        true => buffer,
+        false => {
+            one_row.resize(row_bytes, 0);
+            &mut one_row
+        }
+    };
+    let at_once = (buffer.len() / row_bytes) as u64;
+    let mut hash = Xxh3::new();
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    let mut row = 0;
+    while row < rows {
+        let count = at_once.min(rows - row);
+        let piece = &mut buffer[..count as usize * row_bytes];
+        reader.read(&tensor.place, row * row_bytes as u64, piece)?;
+        codes.clear();
+        quantize_rows(piece, cols as usize, &mut codes, &mut scales).map_err(|at| ImportError::NotFinite {
+            path: source.shard_path(tensor.place.shard),
+            tensor: format!("{TEXT_PREFIX}{}", tensor.spec.name),
+            row: row + at as u64,
+        })?;
+        hash.update(&codes);
+        sink(row * cols, &codes)?;
+        row += count;
+    }
+    hash.update(&scales);
+    sink(rows * cols, &scales)?;
     Ok(Digest(hash.digest128()))
 }
 
@@ -103,16 +148,17 @@ pub(crate) fn manifests(
     let trunk =
         source.trunk().iter().zip(&layout.trunk_offsets).enumerate().map(|(index, (tensor, &offset))| TrunkTensor {
             name: tensor.spec.name.clone(),
-            dtype: tensor.spec.dtype,
+            dtype: layout.trunk.dtype_of(&tensor.spec),
             shape: tensor.spec.shape.clone(),
             offset,
             digest: digest(Item::Trunk(index as u32)),
         });
     let store = StoreManifest {
-        version: FORMAT_VERSION,
+        version: store_version(layout.trunk),
         model_id: String::new(),
         name: folder_name(source),
-        trunk_format: "bf16".into(),
+        trunk_format: layout.trunk,
+        trunk_error: None,
         config_digest: Digest::of(source.config_bytes()),
         moe_layers: source.moe_layers().to_vec(),
         experts: layout.experts,

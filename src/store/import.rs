@@ -2,16 +2,15 @@
 //! reads. A kill at any moment loses at most the batch that was not yet in the journal, and nothing looks finished
 //! until `store.json`, which is written last.
 
-use super::copy::{manifests, read_ahead, read_expert, stream};
+use super::copy::{manifests, read_ahead, read_expert, stream_trunk};
+pub use super::import_error::ImportError;
 use super::journal::{Item, JOURNAL_FILE, Journal};
-use super::manifest::{
-    Digest, DriveManifest, ManifestError, STORE_FILE, StoreManifest, TRUNK_FILE, drive_folder, pack_name,
-};
+use super::manifest::{Digest, DriveManifest, STORE_FILE, StoreManifest, TRUNK_FILE, drive_folder, pack_name};
 use super::target::Target;
+use super::trunk_format::TrunkFormat;
 use super::{confirm, identity, trunk};
 use crate::ids::{ExpertId, LayerId};
-use crate::model::checkpoint::{CONFIG_FILE, Checkpoint, GENERATION_FILE, read_bounded};
-use crate::model::safetensors::CheckpointError;
+use crate::model::checkpoint::{CONFIG_FILE, Checkpoint, GENERATION_FILE, TrunkSource, read_bounded};
 use crate::model::tensors::trunk_tensors;
 use crate::sys::{durable, space};
 use std::collections::HashMap;
@@ -30,106 +29,19 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// Free space wanted beyond the data itself, for manifests, journal and side files.
 pub(crate) const SPARE_BYTES: u64 = 16 << 20;
 
-/// Why an import stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    /// The checkpoint is not as it should be.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// A manifest could not be read or written.
-    #[error(transparent)]
-    Manifest(#[from] ManifestError),
-    /// A file of the store could not be written.
-    #[error("{}: {source}; what is done is kept, run the same command again to go on", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The disk is full.
-    #[error("{}: the disk is full ({source}); what is done is kept: free some space and run the same command again", path.display())]
-    DiskFull {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// There is not enough room to begin.
-    #[error("{}: not enough free space: needs {needs} bytes, has {has}; free some or choose another folder", store.display())]
-    NoSpace {
-        /// The store.
-        store: PathBuf,
-        /// Bytes still to be written.
-        needs: u64,
-        /// Bytes free.
-        has: u64,
-    },
-    /// Another process is importing into this store.
-    #[error("{}: another import into this store is running", store.display())]
-    Busy {
-        /// The store.
-        store: PathBuf,
-    },
-    /// The store holds, or is becoming, something else.
-    #[error("{}: begun with another checkpoint: {reason}; remove the folder to start over, or choose another --store", store.display())]
-    OtherCheckpoint {
-        /// The store.
-        store: PathBuf,
-        /// What differs.
-        reason: String,
-    },
-    /// The store is complete and holds another model.
-    #[error("{}: already holds another model ({reason}); it is not overwritten, choose another --store", store.display())]
-    OtherModel {
-        /// The store.
-        store: PathBuf,
-        /// What differs.
-        reason: String,
-    },
-    /// The target folder cannot be used.
-    #[error("{}: {reason}", path.display())]
-    Target {
-        /// The folder or file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-    /// An expert's scale is not a number.
-    #[error("{}: tensor {tensor}: the scale of row {row}, group {group} is 255 (NaN); the checkpoint is damaged", path.display())]
-    NanScale {
-        /// The shard.
-        path: PathBuf,
-        /// Full tensor name.
-        tensor: String,
-        /// Row of the scale plane.
-        row: u64,
-        /// Group of 32 columns inside the row.
-        group: u64,
-    },
-}
-
-impl ImportError {
-    pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
-        let path = path.to_path_buf();
-        match source.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ImportError::DiskFull { path, source },
-            _ => ImportError::Io { path, source },
-        }
-    }
-}
-
 /// How to import.
 #[derive(Clone, Copy, Debug)]
 pub struct ImportOptions {
     /// Bytes written between two entries of the journal: what a kill can lose at most (one trunk tensor if that is
     /// larger).
     pub batch_bytes: u64,
+    /// What the trunk is turned into.
+    pub trunk: TrunkFormat,
 }
 
 impl Default for ImportOptions {
     fn default() -> Self {
-        Self { batch_bytes: 64 << 20 }
+        Self { batch_bytes: 64 << 20, trunk: TrunkFormat::Bf16 }
     }
 }
 
@@ -176,11 +88,11 @@ pub fn import(
     std::fs::create_dir_all(store).map_err(|e| ImportError::io(store, e))?;
     refuse_same_folder(checkpoint, store)?;
     if store.join(STORE_FILE).exists() {
-        return confirm::complete_store(&source, store, progress);
+        return confirm::complete_store(&source, store, options.trunk, progress);
     }
     refuse_foreign_files(store)?;
-    let (journal, done) = Journal::open(store, &source)?;
-    let layout = Layout::of(&source);
+    let (journal, done) = Journal::open(store, &source, options.trunk)?;
+    let layout = Layout::of(&source, options.trunk);
     let mut import = Import {
         done: HashMap::new(),
         reused: (0, 0),
@@ -213,6 +125,9 @@ pub fn import(
 
 /// Where everything goes; follows from the checkpoint's table alone.
 pub(crate) struct Layout {
+    pub(crate) trunk: TrunkFormat,
+    /// Bytes of each trunk tensor as it is stored.
+    pub(crate) trunk_bytes: Vec<u64>,
     pub(crate) trunk_offsets: Vec<u64>,
     pub(crate) trunk_file_bytes: u64,
     trunk_payload: u64,
@@ -223,15 +138,22 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn of(source: &Checkpoint) -> Self {
-        // shard sizes bound every sum: each tensor was checked to lie inside its file
-        let bytes = || source.trunk().iter().map(|tensor| tensor.place.extent.len);
-        let (trunk_offsets, trunk_file_bytes) = trunk::place(bytes()).unwrap_or_default();
+    pub(crate) fn of(source: &Checkpoint, format: TrunkFormat) -> Self {
+        // shard sizes bound every sum: each tensor was checked to lie inside its file, and no format makes it larger than
+        // twice that
+        let stored = |tensor: &TrunkSource| match format.dtype_of(&tensor.spec) {
+            same if same == tensor.spec.dtype => tensor.place.extent.len,
+            other => trunk::byte_len(&tensor.spec.shape, other).unwrap_or(0),
+        };
+        let trunk_bytes: Vec<u64> = source.trunk().iter().map(stored).collect();
+        let (trunk_offsets, trunk_file_bytes) = trunk::place(trunk_bytes.iter().copied()).unwrap_or_default();
         let expert_bytes = source.expert_bytes();
         Self {
+            trunk: format,
+            trunk_payload: trunk_bytes.iter().sum(),
+            trunk_bytes,
             trunk_offsets,
             trunk_file_bytes,
-            trunk_payload: bytes().sum(),
             expert_bytes,
             slot_bytes: DriveManifest::empty("", expert_bytes).slot_bytes,
             experts: source.experts(),
@@ -240,16 +162,16 @@ impl Layout {
     }
 
     /// The same from the configuration alone, with room for every tensor as the release stores it; `None` beyond 64 bits.
-    pub(crate) fn of_config(source: &Checkpoint) -> Option<Self> {
+    pub(crate) fn of_config(source: &Checkpoint, format: TrunkFormat) -> Option<Self> {
         let config = source.config();
         let stored = |s: crate::model::tensors::TensorSpec| {
-            let s = s.as_stored(config);
+            let s = format.stored(&s.as_stored(config));
             trunk::byte_len(&s.shape, s.dtype)
         };
         let bytes: Vec<u64> = trunk_tensors(config).into_iter().map(stored).collect::<Option<_>>()?;
         let (trunk_offsets, trunk_file_bytes) = trunk::place(bytes.iter().copied())?;
         let trunk_payload = bytes.iter().try_fold(0u64, |sum, b| sum.checked_add(*b))?;
-        Some(Self { trunk_offsets, trunk_file_bytes, trunk_payload, ..Self::of(source) })
+        Some(Self { trunk_bytes: bytes, trunk_offsets, trunk_file_bytes, trunk_payload, ..Self::of(source, format) })
     }
 
     fn pack_bytes(&self) -> u64 {
@@ -306,7 +228,7 @@ impl Import<'_> {
             match item {
                 Item::Trunk(n) => {
                     self.reused.0 += 1;
-                    self.at.done_bytes += self.source.trunk()[*n as usize].place.extent.len;
+                    self.at.done_bytes += self.layout.trunk_bytes[*n as usize];
                 }
                 Item::Expert(_) => {
                     self.reused.1 += 1;
@@ -329,14 +251,15 @@ impl Import<'_> {
                     continue;
                 }
                 let to = self.layout.trunk_offsets[index];
-                let digest = stream(&mut reader, &tensor.place, &mut buffer, &mut |skip, bytes| {
+                let format = self.layout.trunk;
+                let digest = stream_trunk(source, &mut reader, tensor, format, &mut buffer, &mut |skip, bytes| {
                     target.write(to + skip, bytes)?;
                     self.at.done_bytes += bytes.len() as u64;
                     (self.progress)(self.at);
                     Ok(())
                 })?;
                 self.written.0 += 1;
-                self.bytes_written += tensor.place.extent.len;
+                self.bytes_written += self.layout.trunk_bytes[index];
                 self.note(item, digest);
                 if target.dirty_bytes() >= self.options.batch_bytes {
                     target.commit(&mut self.journal)?;

@@ -4,6 +4,7 @@
 
 use super::import::ImportError;
 use super::manifest::Digest;
+use super::trunk_format::TrunkFormat;
 use crate::model::checkpoint::{Checkpoint, Shard};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -34,16 +35,20 @@ struct Header {
     config: Digest,
     table: Digest,
     shards: Vec<(String, u64, i64)>,
+    /// What the trunk is turned into.
+    #[serde(default, skip_serializing_if = "TrunkFormat::is_exact")]
+    trunk: TrunkFormat,
 }
 
 impl Header {
-    fn of(checkpoint: &Checkpoint) -> Self {
+    fn of(checkpoint: &Checkpoint, trunk: TrunkFormat) -> Self {
         let row = |s: &Shard| (s.name.clone(), s.bytes, s.modified_ns);
         Self {
             version: VERSION,
             config: Digest::of(checkpoint.config_bytes()),
             table: super::identity::table_digest(checkpoint),
             shards: checkpoint.shards().iter().map(row).collect(),
+            trunk,
         }
     }
 
@@ -57,6 +62,9 @@ impl Header {
         }
         if self.table != now.table {
             return Some("the tensors are others".into());
+        }
+        if self.trunk != now.trunk {
+            return Some(format!("its trunk becomes {}, not {}", self.trunk, now.trunk));
         }
         if self.shards.len() != now.shards.len() {
             return Some(format!("it had {} shards, now there are {}", self.shards.len(), now.shards.len()));
@@ -76,8 +84,12 @@ pub struct Journal {
 
 impl Journal {
     /// Opens or begins the journal of an import of `checkpoint` into `store`; returns what was done before.
-    pub fn open(store: &Path, checkpoint: &Checkpoint) -> Result<(Self, Vec<(Item, Digest)>), ImportError> {
-        let now = Header::of(checkpoint);
+    pub fn open(
+        store: &Path,
+        checkpoint: &Checkpoint,
+        trunk: TrunkFormat,
+    ) -> Result<(Self, Vec<(Item, Digest)>), ImportError> {
+        let now = Header::of(checkpoint, trunk);
         let text = serde_json::to_string(&now).map_err(|e| ImportError::io(&store.join(JOURNAL_FILE), e.into()))?;
         let differs = |text: &str| match serde_json::from_str::<Header>(text) {
             Ok(then) => then.difference(&now),
@@ -210,7 +222,7 @@ mod tests {
     fn a_torn_tail_loses_only_what_follows_the_tear() {
         let dir = tempfile::tempdir().unwrap();
         let source = mini();
-        let (mut journal, done) = Journal::open(dir.path(), &source).unwrap();
+        let (mut journal, done) = Journal::open(dir.path(), &source, TrunkFormat::Bf16).unwrap();
         assert!(journal.is_fresh() && done.is_empty());
         for n in 0..4 {
             journal.note(Item::Expert(n), Digest(u128::from(n)));
@@ -224,7 +236,7 @@ mod tests {
         let line = (whole.len() - header) / 5;
         for cut in header..whole.len() {
             std::fs::write(&path, &whole[..cut]).unwrap();
-            let (_, done) = Journal::open(dir.path(), &source).unwrap();
+            let (_, done) = Journal::open(dir.path(), &source, TrunkFormat::Bf16).unwrap();
             let lines = whole[header..cut].iter().filter(|b| **b == b'\n').count();
             assert_eq!(done.len(), lines);
             assert!(lines >= (cut - header) / (line + 2));
@@ -232,7 +244,7 @@ mod tests {
         let mut flipped = whole.clone();
         flipped[header + line + 9] ^= 1;
         std::fs::write(&path, &flipped).unwrap();
-        let (_, done) = Journal::open(dir.path(), &source).unwrap();
+        let (_, done) = Journal::open(dir.path(), &source, TrunkFormat::Bf16).unwrap();
         assert_eq!(done, [(Item::Expert(0), Digest(0))], "nothing after a damaged line is believed");
     }
 
@@ -240,9 +252,11 @@ mod tests {
     fn a_second_import_into_the_same_store_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let source = mini();
-        let held = Journal::open(dir.path(), &source).unwrap();
-        assert!(matches!(Journal::open(dir.path(), &source), Err(ImportError::Busy { .. })));
+        let held = Journal::open(dir.path(), &source, TrunkFormat::Bf16).unwrap();
+        assert!(matches!(Journal::open(dir.path(), &source, TrunkFormat::Bf16), Err(ImportError::Busy { .. })));
         drop(held);
-        assert!(!Journal::open(dir.path(), &source).unwrap().0.is_fresh());
+        let other = Journal::open(dir.path(), &source, TrunkFormat::Int8).err().unwrap().to_string();
+        assert!(other.contains("its trunk becomes bf16, not int8"), "{other}");
+        assert!(!Journal::open(dir.path(), &source, TrunkFormat::Bf16).unwrap().0.is_fresh());
     }
 }

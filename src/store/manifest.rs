@@ -1,14 +1,17 @@
-//! The two manifests: `store.json` (what the model is, version 1) and `drive.json` (what **is** on a drive; version 1, or 2
+//! The two manifests: `store.json` (what the model is; version 1, or 2 where the trunk is not the checkpoint's own bytes) and `drive.json` (what **is** on a drive; version 1, or 2
 //! where there are parts of striped experts). Codec and checks only; nothing here opens an expert.
 
+use super::trunk_format::{TrunkError, TrunkFormat};
 use crate::ids::{ExpertId, Extent, LayerId};
 use crate::model::tensors::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Version that this program writes for both manifests.
+/// Version that this program writes for both manifests where nothing newer is in them.
 pub const FORMAT_VERSION: u32 = 1;
+/// Version of a `store.json` whose trunk is not the checkpoint's own bytes; the newest that this program reads.
+pub const STORE_VERSION: u32 = 2;
 /// Version of a `drive.json` with parts of striped experts; the newest that this program reads.
 pub const DRIVE_VERSION: u32 = 2;
 /// Slots of a pack start on multiples of this (K3's experts are 1071 * 16384 bytes).
@@ -113,7 +116,7 @@ pub struct TrunkTensor {
 }
 
 /// `store.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreManifest {
     /// Format version of this file.
@@ -123,7 +126,10 @@ pub struct StoreManifest {
     /// The checkpoint's folder name, for people.
     pub name: String,
     /// Format of the trunk: `bf16` keeps the checkpoint's bytes.
-    pub trunk_format: String,
+    pub trunk_format: TrunkFormat,
+    /// What a format that does not keep them does to the logits; `None` until it was measured. Since version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk_error: Option<TrunkError>,
     /// Digest of `config.json` as imported.
     pub config_digest: Digest,
     /// Layers that hold experts.
@@ -134,6 +140,11 @@ pub struct StoreManifest {
     pub expert_bytes: u64,
     /// The trunk's tensors.
     pub trunk: Vec<TrunkTensor>,
+}
+
+/// The oldest version of a `store.json` that can say that its trunk is in `format`.
+pub fn store_version(format: TrunkFormat) -> u32 {
+    if format.is_exact() { FORMAT_VERSION } else { STORE_VERSION }
 }
 
 /// How experts lie in a drive folder.

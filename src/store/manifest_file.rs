@@ -2,11 +2,12 @@
 
 use super::journal::JOURNAL_FILE;
 use super::manifest::{
-    Container, DRIVE_FILE, DRIVE_VERSION, DriveManifest, FORMAT_VERSION, ManifestError, SLOT_ALIGN, STORE_FILE,
-    StoreManifest, StripeSet, TRUNK_ALIGN,
+    Container, DRIVE_FILE, DRIVE_VERSION, DriveManifest, ManifestError, SLOT_ALIGN, STORE_FILE, STORE_VERSION,
+    StoreManifest, StripeSet, TRUNK_ALIGN, store_version,
 };
 use super::stripe::{Stripe, UNIT_ALIGN};
 use super::trunk::byte_len;
+use crate::model::tensors::DType;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -30,7 +31,7 @@ impl StoreManifest {
             };
             return Err(ManifestError::Inconsistent { path, reason });
         }
-        let manifest: Self = read(&path, FORMAT_VERSION)?;
+        let manifest: Self = read(&path, STORE_VERSION)?;
         manifest.check().map_err(|reason| ManifestError::Inconsistent { path, reason })?;
         Ok(manifest)
     }
@@ -42,8 +43,23 @@ impl StoreManifest {
 
     fn check(&self) -> Result<(), String> {
         check_id(&self.model_id)?;
-        if self.trunk_format != "bf16" {
-            return Err(format!("trunk format `{}` is unknown; this program reads bf16", self.trunk_format));
+        let exact = self.trunk_format.is_exact();
+        if self.version < store_version(self.trunk_format) {
+            return Err(format!(
+                "version {} has no {} trunk; import the checkpoint again",
+                self.version, self.trunk_format
+            ));
+        }
+        if self.trunk_error.is_some_and(|e| exact || !e.is_plausible()) {
+            return Err("trunk_error cannot be true; import the checkpoint again".into());
+        }
+        if let Some(t) = self.trunk.iter().find(|t| exact && t.dtype == DType::Int8Rows) {
+            return Err(format!(
+                "tensor {} is {}, but the trunk format is {}",
+                t.name,
+                t.dtype.name(),
+                self.trunk_format
+            ));
         }
         if self.moe_layers.windows(2).any(|w| w[0] >= w[1]) {
             return Err("moe_layers is not ascending".into());
@@ -58,7 +74,7 @@ impl StoreManifest {
         for tensor in &self.trunk {
             let end = byte_len(&tensor.shape, tensor.dtype).and_then(|len| len.checked_add(tensor.offset));
             let Some(end) = end else {
-                return Err(format!("tensor {} does not fit in 64 bits", tensor.name));
+                return Err(format!("tensor {} does not fit in 64 bits, or its type has no such shape", tensor.name));
             };
             if tensor.offset < free_from || !tensor.offset.is_multiple_of(TRUNK_ALIGN) {
                 return Err(format!("tensor {} overlaps the one before it or is not aligned", tensor.name));
@@ -201,9 +217,9 @@ fn write<T: serde::Serialize>(path: &Path, value: &T, check: Result<(), String>)
 #[cfg(test)]
 mod tests {
     use super::super::manifest::{Digest, DriveExpert, StripePart, TrunkTensor};
+    use super::super::trunk_format::{TrunkError, TrunkFormat};
     use super::*;
     use crate::ids::{ExpertId, LayerId};
-    use crate::model::tensors::DType;
 
     const ID: &str = "0123456789abcdef0123456789abcdef";
 
@@ -226,7 +242,8 @@ mod tests {
             version: 1,
             model_id: ID.into(),
             name: "x".into(),
-            trunk_format: "bf16".into(),
+            trunk_format: TrunkFormat::Bf16,
+            trunk_error: None,
             config_digest: Digest(2),
             moe_layers: vec![LayerId(1)],
             experts: 8,
@@ -296,11 +313,21 @@ mod tests {
     #[test]
     fn a_store_manifest_that_cannot_be_true_is_refused() {
         type Edit = fn(&mut StoreManifest);
-        let edits: [(Edit, &str); 4] = [
+        const ERROR: TrunkError = TrunkError { rows: 2, same_argmax: 3, largest_difference: 0.1, largest_exact: 1.0 };
+        let edits: [(Edit, &str); 7] = [
+            (
+                |s| (s.version, s.trunk_format, s.trunk[0].dtype) = (2, TrunkFormat::Int8, DType::Int8Rows),
+                "its type has no such shape",
+            ),
+            (|s| (s.trunk[0].dtype, s.trunk[0].shape) = (DType::Int8Rows, vec![10, 300]), "tensor a is I8_ROWS, but"),
+            (|s| s.trunk_format = TrunkFormat::Int8, "version 1 has no int8 trunk"),
+            (
+                |s| (s.version, s.trunk_format, s.trunk_error) = (2, TrunkFormat::Int8, Some(ERROR)),
+                "trunk_error cannot",
+            ),
             (|s| s.trunk[1].offset = 4096, "tensor b overlaps"),
             (|s| s.trunk[1].offset = 8200, "tensor b overlaps the one before it or is not aligned"),
             (|s| s.trunk[0].shape = vec![u64::MAX, 4], "tensor a does not fit"),
-            (|s| s.trunk_format = "int3".into(), "int3"),
         ];
         for (edit, message) in edits {
             let dir = tempfile::tempdir().unwrap();
@@ -313,13 +340,29 @@ mod tests {
     }
 
     #[test]
+    fn an_int8_trunk_needs_version_2_and_an_unknown_one_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let v1 = serde_json::to_string(&store()).unwrap();
+        assert!(!v1.contains("trunk_error"), "nothing new where nothing is new");
+        let error = TrunkError { rows: 2, same_argmax: 2, largest_difference: 0.1, largest_exact: 1.0 };
+        let mut int8 =
+            StoreManifest { version: 2, trunk_format: TrunkFormat::Int8, trunk_error: Some(error), ..store() };
+        (int8.trunk[0].dtype, int8.trunk[0].shape) = (DType::Int8Rows, vec![10, 300]);
+        int8.save(dir.path()).unwrap();
+        assert_eq!(StoreManifest::open(dir.path()).unwrap(), int8);
+        std::fs::write(dir.path().join(STORE_FILE), v1.replace("\"bf16\"", "\"int3\"")).unwrap();
+        let e = StoreManifest::open(dir.path()).unwrap_err().to_string();
+        assert!(e.contains("`int3` is unknown; this program reads bf16 and int8") && e.contains("store.json"), "{e}");
+    }
+
+    #[test]
     fn newer_unknown_and_unfinished_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         let open = || StoreManifest::open(dir.path()).unwrap_err().to_string();
         assert!(open().contains("not a store"));
         std::fs::write(dir.path().join(JOURNAL_FILE), "").unwrap();
         assert!(open().contains("import was not finished; run `argodrive import"));
-        std::fs::write(dir.path().join(STORE_FILE), r#"{"version":2,"whatever":1}"#).unwrap();
+        std::fs::write(dir.path().join(STORE_FILE), r#"{"version":3,"whatever":1}"#).unwrap();
         assert!(open().contains("use a newer argodrive"));
         std::fs::write(dir.path().join(STORE_FILE), r#"{"version":1,"whatever":1}"#).unwrap();
         assert!(open().contains("unknown field"));

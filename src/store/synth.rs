@@ -125,6 +125,22 @@ impl SynthOptions {
         Self { layers: 3, experts: 123, latent: 3584, width: 3072, ..Self::small() }
     }
 
+    /// K3's shape in small: 2.8 GB of experts, of which a token asks for 50 MB.
+    pub fn k3_shaped() -> Self {
+        Self {
+            layers: 16,
+            hidden: 1024,
+            heads: 8,
+            head_dim: 128,
+            experts: 448,
+            top_k: 8,
+            latent: 512,
+            width: 512,
+            vocab: 4096,
+            ..Self::small()
+        }
+    }
+
     fn check(&self) -> Result<(), SynthError> {
         let refuse = |flag, reason: &str| Err(SynthError::Option { flag, reason: reason.into() });
         if self.vocab < 512 || self.vocab > (1 << 23) {

@@ -28,6 +28,26 @@ pub fn page_bytes() -> u64 {
     u64::try_from(seen).ok().filter(|p| p.is_power_of_two()).unwrap_or(4096)
 }
 
+/// Soft limit of locked memory (RLIMIT_MEMLOCK); `None` = unlimited.
+pub fn locked_memory() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+/// Memory that can be had without swapping, as the kernel estimates it; `None` where it does not.
+pub fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Bytes that this process has locked in memory, as the kernel reports them; `None` where it does not.
+pub fn locked_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib: u64 =
+        status.lines().find_map(|l| l.strip_prefix("VmLck:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

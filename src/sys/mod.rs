@@ -1,6 +1,7 @@
 //! Everything that is asked of the operating system beyond plain files: durable writes, direct I/O, page-cache
 //! residency, timer slack, counters of block devices. All FFI lives here; the words expert and layer do not.
 
+pub mod affinity;
 pub mod blockstat;
 pub mod cache;
 pub mod cachestat;

@@ -16,7 +16,7 @@ pub const ROUTES_FILE: &str = "routes.csv";
 pub const ROUTE_COLUMNS: [(&str, &str); 7] = [
     ("step", "forward pass, from 0"),
     ("phase", "prefill, decode or verify"),
-    ("pos", "position of the row in the text"),
+    ("pos", "position of the row in the text; texts of a prompt set lie behind each other"),
     ("layer", "the layer, from 0"),
     ("expert", "an expert that the row was sent to; rows stand in order of choice, the best first"),
     ("weight", "what its output is multiplied by"),
@@ -59,6 +59,12 @@ impl RouteBuffer {
     /// Keeps a choice, or counts it as lost.
     pub fn push(&mut self, row: RouteRow) {
         if self.rows.len() < self.capacity { self.rows.push(row) } else { self.lost += 1 }
+    }
+
+    /// Of pass `step`, the last one, the rows from position `pos` on were proposals that are not kept.
+    pub fn reject(&mut self, step: u64, pos: u64) {
+        let of_pass = self.rows.iter_mut().rev().take_while(|r| r.step == step);
+        of_pass.filter(|r| r.pos >= pos).for_each(|r| r.kept = 0);
     }
 
     /// The choices, in the order in which they were made: by pass, layer, row.
@@ -128,6 +134,16 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join(ROUTES_FILE)).unwrap();
         assert!(text.starts_with("step,phase,pos,layer,expert,weight,kept\n0,decode,7,1,3,0.3"), "{text}");
         assert_eq!(header.routes.len(), 7);
+    }
+
+    #[test]
+    fn rejected_rows_of_the_last_pass_are_marked() {
+        let at = |step, pos| RouteRow { pos, ..route(step, 1, 1.0) };
+        let mut buffer = RouteBuffer::with_capacity(8);
+        [at(1, 9), at(2, 7), at(2, 8), at(2, 9), at(2, 7), at(2, 8), at(2, 9)].into_iter().for_each(|r| buffer.push(r));
+        buffer.reject(2, 8);
+        let kept: Vec<u8> = buffer.rows().iter().map(|r| r.kept).collect();
+        assert_eq!(kept, [1, 1, 0, 0, 1, 0, 0]);
     }
 
     #[test]

@@ -2,16 +2,18 @@
 //! be wrong with them is found here, before anything is measured.
 
 use super::CampaignError;
-use crate::bench::config::{Asked, OF_PREFETCH, READING, RunConfig};
+use crate::bench::config::{Asked, OF_DRAFTS, OF_PREFETCH, READING, RunConfig};
 use crate::bench::environment;
 use crate::bench::inputs::{self, digest, drives_digest};
 use crate::bench::planning::{plan_and_mounts, read_plan};
+use crate::decode::speculate::{DepthPolicy, DrafterKind};
 use crate::drive::spec::DriveSpec;
 use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
 use crate::reader::{DispatchPolicy, PrefetchPool};
 use crate::store::manifest::StoreManifest;
+use crate::store::trunk::TrunkResidency;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,7 +87,7 @@ pub fn by_name(config: &RunConfig) -> Result<BTreeMap<String, String>, serde_jso
 fn settings(config: &RunConfig) -> Result<BTreeMap<String, (String, String)>, CampaignError> {
     let flat = by_name(config).map_err(|e| CampaignError::Option(e.to_string()))?;
     let mut out: BTreeMap<_, _> = flat.into_iter().map(|(name, value)| (name, (value.clone(), value))).collect();
-    for input in ["store", "prompt", "prompt_file", "under_test"] {
+    for input in ["store", "prompt", "prompt_file", "prompts", "under_test"] {
         out.remove(input); // prompts belong to the campaign; the store counts by its model
     }
     if let Some(trace) = out.get_mut("trace") {
@@ -151,6 +153,7 @@ fn knobs(setting: &str) -> Vec<Knob> {
         "dispatch" => vec![Knob::Dispatch, Knob::Split],
         "prefetch_table" => vec![Knob::Prefetch],
         "cache_heat" => vec![Knob::CachePolicy],
+        "draft_model" => vec![Knob::Speculate],
         _ => Knob::named(leaf).into_iter().collect(),
     }
 }
@@ -194,6 +197,16 @@ fn under_test(
     if arm.asked.config.reader.cache_bytes == 0 && !arm.fired.contains(&Knob::CachePolicy) {
         out.remove(&Knob::CachePolicy);
     }
+    // Nor has drafting; an adaptive depth need not reach its limit, and greedy decoding knows one rule of acceptance.
+    let draft = &arm.asked.config.draft;
+    out.retain(|k| {
+        let idle = match k {
+            Knob::DraftDepth => !draft.is_on() || draft.draft_policy == DepthPolicy::Adaptive,
+            Knob::DraftAccept => draft.speculate != DrafterKind::Model || arm.asked.config.sampler.temperature == 0.0,
+            _ => !draft.is_on() && OF_DRAFTS.contains(k),
+        };
+        !idle || arm.fired.contains(k)
+    });
     if arm.asked.config.trace.is_none() && !arm.fired.contains(&Knob::Monitor) {
         out.remove(&Knob::Monitor);
     }
@@ -230,9 +243,12 @@ pub fn check(arms: &[Arm]) -> Result<(), CampaignError> {
     Ok(())
 }
 
+/// Kernels and place of the trunk: what a model is loaded with.
+type ModelKey = (String, TrunkResidency);
+
 /// Opens models, plans and drives of all arms, and says what each must prove.
 pub fn make_ready(arms: &[Arm], differences: &[Difference]) -> Result<Vec<ReadyArm>, CampaignError> {
-    let mut models: Vec<(PathBuf, String, Rc<Model>)> = Vec::new();
+    let mut models: Vec<(PathBuf, ModelKey, Rc<Model>)> = Vec::new();
     let mut out = Vec::with_capacity(arms.len());
     let copies = |arm: &Arm| match &arm.asked.config.plan {
         Some(path) => Ok(read_plan(path)?.replica_count() > 0),
@@ -243,12 +259,14 @@ pub fn make_ready(arms: &[Arm], differences: &[Difference]) -> Result<Vec<ReadyA
         let config = &arm.asked.config;
         let named = |e: &dyn std::fmt::Display| CampaignError::Option(format!("arm `{}`: {e}", arm.name));
         let store = config.store.canonicalize().unwrap_or_else(|_| config.store.clone());
-        let same = models.iter().find(|(path, kernels, _)| *path == store && *kernels == config.model.kernels);
+        let key = (config.model.kernels.clone(), config.model.trunk);
+        let same = models.iter().find(|(path, other, _)| *path == store && *other == key);
         let model = match same {
             Some((_, _, model)) => Rc::clone(model),
             None => {
-                let model = Rc::new(Model::load(&config.store, config.model.isa()?).map_err(|e| named(&e))?);
-                models.push((store, config.model.kernels.clone(), Rc::clone(&model)));
+                let loaded = Model::load_as(&config.store, config.model.isa()?, config.model.trunk);
+                let model = Rc::new(loaded.map_err(|e| named(&e))?);
+                models.push((store, key, Rc::clone(&model)));
                 model
             }
         };

@@ -62,7 +62,7 @@ impl Design {
         }
         for arm in &mut self.arms {
             arm.asked.repeats = None;
-            (arm.asked.config.prompt, arm.asked.config.prompt_file) = (first.text.clone(), first.file.clone());
+            first.put(&mut arm.asked.config);
         }
         check(&self.arms)?;
         self.protocol().check(self.prompts.len())?;

@@ -114,6 +114,9 @@ pub struct ArmLine {
 pub struct Results {
     /// Some drive's pace was emulated: no figure is a speed of the hardware.
     pub emulated: bool,
+    /// What must be said of a trunk that is not the released one, in any of the arms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<String>,
     /// The control against itself.
     pub floor: Floor,
     /// The candidates against the control.
@@ -159,7 +162,8 @@ pub fn evaluate(file: &CampaignFile, runs: &[Option<RunRecord>]) -> Result<Resul
     let floor = Floor { pairs: itself, effect: floor.as_ref().map(Effect::of), log_ratio };
     let missed = missed(file, &comparisons, &rejected);
     let emulated = runs.iter().flatten().any(|r| r.emulated);
-    Ok(Results { emulated, floor, comparisons, arms, tokens, missed })
+    let trunk = runs.iter().flatten().find_map(|r| r.trunk_label()).map(str::to_string);
+    Ok(Results { emulated, trunk, floor, comparisons, arms, tokens, missed })
 }
 
 /// Tokens of the control by prompt; an arm with others is rejected.

@@ -16,8 +16,10 @@ pub mod prompts;
 
 use super::config::ConfigError;
 use super::evidence::objections;
+use super::fits;
 use super::guards::{DEVICE_BYTES, GuardVerdict, TOKEN_IDENTITY};
 use super::planning::PlanningError;
+use super::prompt_set::encode;
 use super::record::{RecordError, RunRecord, write_json};
 use super::run::{RunError, RunSpec, run};
 use crate::knob::Knob;
@@ -118,8 +120,8 @@ struct Session<'a> {
     folder: &'a Path,
     file: &'a mut CampaignFile,
     arms: &'a [ReadyArm],
-    /// Tokens of each prompt.
-    prompts: Vec<Vec<u32>>,
+    /// Tokens of each prompt, or of those of each set.
+    prompts: Vec<Vec<Vec<u32>>>,
     interrupted: &'a dyn Fn() -> bool,
     runs: Vec<Option<RunRecord>>,
     measured: usize,
@@ -141,21 +143,7 @@ pub fn measure(
     on_event: &mut dyn FnMut(Event<'_>),
 ) -> Result<Measured, CampaignError> {
     let _lock = lock(folder)?;
-    let mut prompts = Vec::with_capacity(file.prompts.len());
-    for prompt in &file.prompts {
-        let (arm, text) = (&arms[0], prompt.read()?);
-        let tokens = arm.model.encode_prompt(&text, arm.asked.config.special)?;
-        let room = |arm: &&ReadyArm| match arm.asked.config.model.max_context {
-            0 => arm.model.decoder.config().max_position_embeddings,
-            context => context,
-        };
-        let room = arms.iter().map(|a| room(&a)).min().unwrap_or(0);
-        if tokens.is_empty() || tokens.len() > room {
-            let (name, count) = (&prompt.name, tokens.len());
-            return Err(CampaignError::Option(format!("prompt `{name}` has {count} tokens; 1 to {room} fit")));
-        }
-        prompts.push(tokens);
-    }
+    let prompts = encode_prompts(file, arms)?;
     let stale = put_stale_aside(folder, file)?;
     file.state = State::Running;
     file.results = None;
@@ -184,6 +172,28 @@ pub fn measure(
     file.results = Some(results.clone());
     file.save(folder).map_err(|e| CampaignError::Kept { why: e.to_string(), kept, folder: folder.to_path_buf() })?;
     Ok(Measured { results, measured, reused, stale })
+}
+
+/// The tokens of every prompt or set, which must fit every arm.
+fn encode_prompts(file: &CampaignFile, arms: &[ReadyArm]) -> Result<Vec<Vec<Vec<u32>>>, CampaignError> {
+    let mut prompts = Vec::with_capacity(file.prompts.len());
+    for prompt in &file.prompts {
+        let mut tokens = Vec::new();
+        for arm in arms {
+            let mut config = arm.asked.config.clone();
+            prompt.put(&mut config);
+            let named =
+                |why: String| CampaignError::Option(format!("arm `{}`: prompt `{}`: {why}", arm.name, prompt.name));
+            // what goes with one prompt may not go with a set
+            config.check().map_err(|e| named(e.to_string()))?;
+            let encoded = encode(&arm.model, &config).map_err(|e| named(e.to_string()))?.tokens;
+            let lens: Vec<usize> = encoded.iter().map(Vec::len).collect();
+            fits::check_run(&arm.model, &config, &lens).map_err(named)?;
+            tokens = encoded;
+        }
+        prompts.push(tokens);
+    }
+    Ok(prompts)
 }
 
 /// Refuses a second process in the same folder.
@@ -333,8 +343,7 @@ impl Session<'_> {
     ) -> Result<RunRecord, CampaignError> {
         let mut asked = arm.asked.clone();
         let config = &mut asked.config;
-        let said = &self.file.prompts[prompt];
-        (config.prompt, config.prompt_file) = (said.text.clone(), said.file.clone());
+        self.file.prompts[prompt].put(config);
         if warm_up {
             config.max_new = config.max_new.min(WARM_UP_TOKENS);
             config.trace = None;
@@ -350,7 +359,7 @@ impl Session<'_> {
             asked: &asked,
             under_test: &arm.under_test,
             streamed: arm.streamed.as_ref().map(|(plan, mounts)| (plan, mounts.as_slice())),
-            prompt: &self.prompts[prompt],
+            prompts: &self.prompts[prompt],
             control,
         };
         let stop = || (self.interrupted)();

@@ -1,7 +1,9 @@
 //! Prompts of a campaign: from files and folders, and never those that heat was counted on.
 
 use super::CampaignError;
+use crate::bench::config::RunConfig;
 use crate::bench::inputs::digest;
+use crate::bench::prompt_set::{is_set, parse};
 use crate::layout::heat::Heat;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -11,7 +13,7 @@ const MAX_PROMPT_BYTES: u64 = 16 << 20;
 /// Most prompts of one campaign.
 const MAX_PROMPTS: usize = 256;
 
-/// One prompt.
+/// One prompt, or a set of them (a `.jsonl` file) that every run gets together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prompt {
@@ -31,7 +33,23 @@ impl Prompt {
         Self { name: "prompt".into(), file: None, text: Some(text.into()), digest: digest(text.as_bytes()) }
     }
 
-    /// Its text as it is now.
+    /// Makes it the prompt of a run: a set, a file or a text.
+    pub fn put(&self, config: &mut RunConfig) {
+        let (sets, files) = self.file.iter().cloned().partition::<Vec<_>, _>(|f| is_set(f));
+        (config.prompt, config.prompt_file, config.prompts) =
+            (self.text.clone(), files.into_iter().next(), sets.into_iter().next());
+    }
+
+    /// The texts as they are now: one, or those of a set.
+    pub fn texts(&self) -> Result<Vec<String>, CampaignError> {
+        let text = self.read()?;
+        match self.file.as_deref().filter(|f| is_set(f)) {
+            Some(file) => Ok(parse(text.as_bytes()).map_err(|e| fault(file, e))?.into_iter().map(|t| t.text).collect()),
+            None => Ok(vec![text]),
+        }
+    }
+
+    /// What its file holds now, or its text.
     pub fn read(&self) -> Result<String, CampaignError> {
         match (&self.text, &self.file) {
             (Some(text), _) => Ok(text.clone()),
@@ -53,6 +71,9 @@ fn read_prompt(path: &Path) -> Result<String, CampaignError> {
     let text = std::fs::read(path).map_err(|e| fault(path, e))?;
     let text = String::from_utf8(text)
         .map_err(|e| fault(path, format!("not UTF-8 (byte {})", e.utf8_error().valid_up_to())))?;
+    if is_set(path) {
+        parse(text.as_bytes()).map_err(|e| fault(path, e))?;
+    }
     if text.trim().is_empty() { Err(fault(path, "is empty")) } else { Ok(text) }
 }
 
@@ -102,11 +123,15 @@ pub fn check_apart(
     heat_prompts: &[Prompt],
     heats: &[(PathBuf, Heat)],
 ) -> Result<(), CampaignError> {
-    let texts = heat_prompts.iter().map(|h| Ok((h, plain(&h.read()?)))).collect::<Result<Vec<_>, CampaignError>>()?;
+    let mut texts: Vec<(&Prompt, String)> = Vec::new();
+    for heat in heat_prompts {
+        texts.extend(heat.texts()?.iter().map(|t| (heat, plain(t))));
+    }
     for prompt in prompts {
-        let text = plain(&prompt.read()?);
-        if let Some((heat, _)) = texts.iter().find(|(_, h)| h.contains(&text) || text.contains(h.as_str())) {
-            return Err(overlap(prompt, &format!("the heat prompt `{}`", heat.name)));
+        for text in prompt.texts()?.iter().map(|t| plain(t)) {
+            if let Some((heat, _)) = texts.iter().find(|(_, h)| h.contains(&text) || text.contains(h.as_str())) {
+                return Err(overlap(prompt, &format!("the heat prompt `{}`", heat.name)));
+            }
         }
         let source = |(path, heat): &(PathBuf, Heat)| {
             heat.sources.iter().any(|s| s.digest == prompt.digest).then(|| path.display().to_string())

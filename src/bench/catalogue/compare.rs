@@ -55,13 +55,14 @@ pub struct SideBySide {
 }
 
 /// Settings that only say where something lies; what lies there is an input.
-const PLACES: [&str; 9] = [
+const PLACES: [&str; 10] = [
     "store",
     "plan",
     "drives",
     "trace",
     "prompt",
     "prompt_file",
+    "prompts",
     "under_test",
     "reader.prefetch_table",
     "reader.cache_heat",

@@ -49,6 +49,7 @@ pub fn cells(row: &Row, stale: Option<&Judgement>) -> Vec<(&'static str, Cell)> 
         ("drives", text(&row.drives.join("+"))),
         ("drive_count", Cell::Count(row.drives.len() as u64)),
         ("emulated", Cell::Flag(row.emulated)),
+        ("trunk", Cell::Text(row.trunk.clone())),
         ("tok_s", Cell::Number(row.tok_s)),
         ("tok_s_min", Cell::Number(row.tok_s_range.map(|r| r.0))),
         ("tok_s_max", Cell::Number(row.tok_s_range.map(|r| r.1))),

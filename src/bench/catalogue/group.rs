@@ -13,6 +13,8 @@ pub struct Group {
     pub key: Vec<String>,
     /// Of emulated drives.
     pub emulated: bool,
+    /// What is not exact about the trunk; `None` = it is exact.
+    pub trunk: Option<String>,
     /// All rows.
     pub rows: usize,
     /// Rows that do not count; no figure is made from them.
@@ -38,13 +40,16 @@ fn range(values: &[f64]) -> Option<(f64, f64)> {
     all().reduce(f64::min).zip(all().reduce(f64::max))
 }
 
+/// What rows of a group have in common: values of the keys, emulated drives or real ones, and what is not exact about the trunk.
+type Likes = (Vec<String>, bool, Option<String>);
+
 /// Groups `rows` by `keys`, in the order of their values.
 pub fn group(rows: &[&Row], keys: &[Key]) -> Vec<Group> {
-    let mut by: std::collections::BTreeMap<(Vec<String>, bool), Vec<&Row>> = Default::default();
+    let mut by: std::collections::BTreeMap<Likes, Vec<&Row>> = Default::default();
     for row in rows {
-        by.entry((keys.iter().map(|k| k.of(row)).collect(), row.emulated)).or_default().push(row);
+        by.entry((keys.iter().map(|k| k.of(row)).collect(), row.emulated, row.trunk.clone())).or_default().push(row);
     }
-    let one = |((key, emulated), rows): ((Vec<String>, bool), Vec<&Row>)| {
+    let one = |((key, emulated, trunk), rows): (Likes, Vec<&Row>)| {
         let sound: Vec<&&Row> = rows.iter().filter(|r| r.verdict.counts()).collect();
         let speeds: Vec<f64> = sound.iter().filter_map(|r| r.tok_s).collect();
         let effects: Vec<f64> = sound.iter().filter_map(|r| r.effect).map(|e| e.ratio).collect();
@@ -52,6 +57,7 @@ pub fn group(rows: &[&Row], keys: &[Key]) -> Vec<Group> {
         Group {
             key,
             emulated,
+            trunk,
             rows: rows.len(),
             rejected: rows.len() - sound.len(),
             better: count(&[Verdict::Better]),

@@ -168,6 +168,8 @@ pub struct Row {
     pub drives: Vec<String>,
     /// A drive's pace was emulated: no figure is a speed of the hardware.
     pub emulated: bool,
+    /// What must be said of a trunk that is not the released one.
+    pub trunk: Option<String>,
     /// Decode tokens per second; a median where there are several runs.
     pub tok_s: Option<f64>,
     /// Slowest and fastest run.
@@ -201,8 +203,9 @@ impl Row {
         format!("{}: {}{against}", self.experiment, self.name)
     }
 
-    /// How `title`s of emulated drives end.
-    pub fn emulated_mark(&self) -> &'static str {
-        if self.emulated { " (EMULATED)" } else { "" }
+    /// How `title`s of emulated drives and of trunks that are not exact end.
+    pub fn emulated_mark(&self) -> String {
+        let trunk = self.trunk.as_ref().map(|label| format!(" [{label}]")).unwrap_or_default();
+        format!("{}{trunk}", if self.emulated { " (EMULATED)" } else { "" })
     }
 }

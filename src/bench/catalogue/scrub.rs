@@ -5,12 +5,13 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Keys whose text is a path, whether it is absolute or not.
-const PATH_KEYS: [&str; 11] = [
+const PATH_KEYS: [&str; 12] = [
     "store",
     "plan",
     "drives",
     "trace",
     "prompt_file",
+    "prompts",
     "prefetch_table",
     "cache_heat",
     "path",

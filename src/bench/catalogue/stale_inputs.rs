@@ -4,17 +4,17 @@ use super::stale::{Change, Judgement, Unknown};
 use super::today::{Now, Today, drives_of};
 use crate::bench::campaign::file::{ArmFile, CampaignFile};
 use crate::bench::experiment::Experiment;
-use crate::bench::inputs::{CACHE_HEAT, DRIVES, PROMPT, TABLE};
+use crate::bench::inputs::{CACHE_HEAT, DRAFT_MODEL, DRIVES, PROMPT, PROMPTS, TABLE};
 use crate::bench::ladder::LadderRecord;
 use crate::bench::record::RunRecord;
-use crate::bench::run::emulated_as;
+use crate::bench::run_figures::emulated_as;
 use crate::drive::profile::Profile;
 use crate::drive::spec;
 use crate::layout::plan::Plan;
 use std::path::{Path, PathBuf};
 
 /// Names of inputs, as in tables and flags.
-pub const INPUTS: [&str; 14] = [
+pub const INPUTS: [&str; 15] = [
     "code",
     "model",
     "plan",
@@ -25,6 +25,7 @@ pub const INPUTS: [&str; 14] = [
     "prompt",
     "predictor",
     "cache-heat",
+    "draft-model",
     "experiment",
     "policy",
     "heat",
@@ -96,8 +97,20 @@ impl Compared<'_> {
             let now = self.today.file(file);
             self.one("prompt", record.inputs.get(PROMPT).map_or("", String::as_str), now);
         }
+        if let Some(set) = &config.prompts {
+            let now = config.set_digest().ok_or_else(|| format!("{}: cannot be read", set.display()));
+            self.one("prompt", record.inputs.get(PROMPTS).map_or("", String::as_str), now);
+        }
         self.tables(record.config.reader.prefetch_table.as_deref(), "predictor", record.inputs.get(TABLE));
         self.tables(record.config.reader.cache_heat.as_deref(), "cache-heat", record.inputs.get(CACHE_HEAT));
+        self.draft(record.config.draft.draft_model.as_deref(), record.inputs.get(DRAFT_MODEL));
+    }
+
+    fn draft(&mut self, folder: Option<&Path>, then: Option<&String>) {
+        if let Some(folder) = folder {
+            let now = self.today.draft(folder);
+            self.one("draft-model", then.map_or("", String::as_str), now);
+        }
     }
 
     fn tables(&mut self, path: Option<&Path>, input: &'static str, then: Option<&String>) {
@@ -146,6 +159,7 @@ impl Compared<'_> {
         }
         self.tables(config.reader.prefetch_table.as_deref(), "predictor", arm.inputs.get(TABLE));
         self.tables(config.reader.cache_heat.as_deref(), "cache-heat", arm.inputs.get(CACHE_HEAT));
+        self.draft(config.draft.draft_model.as_deref(), arm.inputs.get(DRAFT_MODEL));
     }
 
     /// What a campaign has besides its arms: prompts, the machine of its first run, and the file that describes it.
@@ -179,7 +193,7 @@ impl Compared<'_> {
         };
         let plain = |name: &str, config: &crate::bench::config::RunConfig| {
             let mut config = config.clone();
-            (config.prompt, config.prompt_file) = (None, None); // prompts are inputs of their own
+            (config.prompt, config.prompt_file, config.prompts) = (None, None, None); // prompts are inputs of their own
             format!("{name} {}", serde_json::to_string(&config).unwrap_or_default())
         };
         let then: Vec<String> = file.arms.iter().map(|a| plain(&a.name, &a.config)).collect();

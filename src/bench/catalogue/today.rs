@@ -9,6 +9,7 @@ use crate::drive::facts::Tables;
 use crate::drive::spec::{self, DriveSpec};
 use crate::layout::heat::Heat;
 use crate::layout::plan::Plan;
+use crate::open::draft_identity;
 use crate::reader::mounts_of;
 use crate::store::manifest::StoreManifest;
 use std::collections::BTreeMap;
@@ -46,6 +47,11 @@ impl Today {
     /// The id of the model in a store.
     pub fn model(&mut self, store: &Path) -> Now {
         self.once("model", store, |p| StoreManifest::open(p).map(|m| m.model_id).map_err(|e| e.to_string()))
+    }
+
+    /// Who the draft model in a store or checkpoint is.
+    pub fn draft(&mut self, folder: &Path) -> Now {
+        self.once("draft", folder, |p| draft_identity(p).map_err(|e| e.to_string()))
     }
 
     /// The hash of a plan.

@@ -205,7 +205,7 @@ fn read_arm(
         None => return no("an [[arm]] has no name"),
     };
     let fault = |e: &dyn std::fmt::Display| CampaignError::Option(format!("arm `{name}`: {e}"));
-    for key in ["prompt", "prompt_file"] {
+    for key in ["prompt", "prompt_file", "prompts"] {
         if table.contains_key(key) {
             return Err(fault(&format!("{key}: all arms get the same prompts; move it to [experiment] or [base]")));
         }
@@ -221,8 +221,10 @@ fn read_arm(
         &mut config.drives,
         &mut config.trace,
         &mut config.prompt_file,
+        &mut config.prompts,
         &mut reader.prefetch_table,
         &mut reader.cache_heat,
+        &mut config.draft.draft_model,
     ] {
         *path = path.take().map(|p| beside(folder, &p));
     }
@@ -260,7 +262,7 @@ fn find_plan(plan: &Path, setup: Option<&Setup>, folder: &Path) -> Result<PathBu
 
 /// The prompt of [base], which goes with no list of prompts.
 fn own_prompt(base: &toml::Table, arms: &[Arm], listed: bool) -> Result<Option<Prompt>, CampaignError> {
-    let given = base.contains_key("prompt") || base.contains_key("prompt_file");
+    let given = ["prompt", "prompt_file", "prompts"].iter().any(|key| base.contains_key(*key));
     match (given, listed) {
         (true, true) => no("[experiment] prompts and a prompt in [base] are both given; one is enough"),
         (false, true) => Ok(None),
@@ -270,6 +272,9 @@ fn own_prompt(base: &toml::Table, arms: &[Arm], listed: bool) -> Result<Option<P
         }
         (true, false) => {
             let config = &arms[0].asked.config;
+            if config.prompts.is_some() {
+                return no("[base] prompts: the set belongs to [experiment], as `prompts = [\"set.jsonl\"]`");
+            }
             match (&config.prompt, &config.prompt_file) {
                 (Some(text), None) if !text.is_empty() => Ok(Some(Prompt::inline(text))),
                 (None, Some(file)) => Ok(load(std::slice::from_ref(file))?.into_iter().next()),

@@ -374,7 +374,7 @@ impl<'a, 'e> Climber<'a, 'e> {
             asked: &asked,
             under_test: &self.under_test,
             streamed: Some((&planned.plan, &planned.mounts)),
-            prompt: self.spec.prompt,
+            prompts: &[self.spec.prompt.to_vec()],
             control: self.control.as_deref().filter(|_| !warm_up),
         };
         let result = run(self.model, &spec, &mut |_| {

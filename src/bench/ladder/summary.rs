@@ -55,6 +55,7 @@ pub(super) fn summarise(
         policy: spec.layout.policy_name().to_string(),
         fixed_plan,
         emulated,
+        trunk: model.manifest.trunk_format.label().map(str::to_string),
         rungs: out,
         skipped,
         token_hash,

@@ -8,8 +8,10 @@ use crate::bench::campaign::order::Protocol;
 use crate::bench::campaign::prompts::{Prompt, check_apart, load};
 use crate::bench::config::{Asked, read_profile};
 use crate::bench::guards::device_key;
+use crate::bench::model_options::ModelOptions;
 use crate::bench::planning::{PlanningError, drive_set, read_plan};
 use crate::bench::profile::folder_of;
+use crate::bench::prompt_set::is_set;
 use crate::clock::Clock;
 use crate::drive::device::identity_of;
 use crate::drive::profile::Profile;
@@ -111,6 +113,9 @@ impl Inputs {
             return no(format!("two prompts are called `{}`; rename one of the files", twice.name));
         }
         let heat_prompts = load(&spec.heat_prompts)?;
+        if let Some(set) = prompts.iter().chain(&heat_prompts).find(|p| p.file.as_deref().is_some_and(is_set)) {
+            return no(format!("prompt `{}` is a set of prompts; tuning goes by one text: give a .txt file", set.name));
+        }
         let heat = match &spec.heat {
             None => None,
             Some(path) => {
@@ -131,7 +136,12 @@ impl Inputs {
                 spec.profile.display()
             ));
         }
-        let model = Model::load(&spec.store, None)?;
+        let profile_text = text_of(&spec.profile)?;
+        let of_model = match profile_text {
+            Some(_) => Asked::of_table(profile(spec, &specs)?).map_err(TuneError::Option)?.config.model,
+            None => ModelOptions::default(),
+        };
+        let model = Model::load_as(&spec.store, of_model.isa()?, of_model.trunk)?;
         if !model.has_experts() {
             return no(format!(
                 "{}: this model is dense, it reads no experts; there is nothing to tune",
@@ -143,7 +153,6 @@ impl Inputs {
             heat.fits(&catalog.model_id, &catalog.layers, catalog.experts)
                 .map_err(|e| TuneError::Option(format!("--heat: {e}")))?;
         }
-        let profile_text = text_of(&spec.profile)?;
         let (table, plan, from_defaults) = match &profile_text {
             Some(_) => (profile(spec, &specs)?, None, false),
             None => (defaults(spec), Some(round_robin(&model, &specs, spec)?), true),
@@ -212,7 +221,7 @@ impl Inputs {
             None => DEFAULT_TOKENS,
         };
         if let Some(first) = self.prompts.first() {
-            (config.prompt, config.prompt_file) = (first.text.clone(), first.file.clone());
+            first.put(config);
         }
     }
 

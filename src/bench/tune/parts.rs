@@ -177,7 +177,7 @@ impl Session<'_> {
             asked: &asked,
             under_test: &under_test,
             streamed: streamed.as_ref().map(|(plan, mounts)| (plan, mounts.as_slice())),
-            prompt: tokens,
+            prompts: &[tokens.to_vec()],
             control: None,
         };
         let over = || self.limits.over();

@@ -7,6 +7,7 @@ use crate::bench::catalogue::stale::{Judgement, State};
 use crate::bench::catalogue::{Kind, Row, Verdict};
 use crate::report::table::{Align, Table};
 use crate::report::units::{rate, tokens_per_s};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -74,7 +75,7 @@ fn cells(row: &Row) -> [String; 7] {
     [
         dash(plain(&when)),
         what(row),
-        dash(plain(&model)),
+        dash(plain(&if row.trunk.is_some() { format!("{model} *") } else { model })),
         drives(row),
         speed(row),
         effect(row),
@@ -119,6 +120,8 @@ pub fn summary(notes: &Notes<'_>) -> String {
     if rows.iter().any(|r| r.emulated) {
         line("EMULATED drives: these are not speeds of any hardware.".into());
     }
+    let labels: BTreeSet<&String> = rows.iter().filter_map(|r| r.trunk.as_ref()).collect();
+    labels.into_iter().for_each(|label| line(format!("* {label}")));
     let negative: Vec<&&Row> = rows.iter().filter(|r| r.verdict.is_negative()).collect();
     if !negative.is_empty() {
         line(String::new());
@@ -151,7 +154,11 @@ fn group_cells(group: &Group) -> Vec<String> {
     let rejected = if group.rejected > 0 { format!(" ({} rejected)", group.rejected) } else { String::new() };
     let mut out: Vec<String> = group.key.iter().map(|k| dash(plain(k))).collect();
     out.extend([
-        if group.emulated { "EMULATED" } else { "real" }.into(),
+        format!(
+            "{}{}",
+            if group.emulated { "EMULATED" } else { "real" },
+            group.trunk.as_ref().map_or_else(String::new, |label| format!(", {label}"))
+        ),
         format!("{}{rejected}", group.rows),
         number(group.median_tok_s, &tokens_per_s),
         range(group.tok_s_range, &tokens_per_s),
@@ -194,6 +201,8 @@ pub fn markdown(rows: &[&Row], stale: Option<&[Judgement]>) -> String {
         all
     };
     let mut out = markdown_table(&titles, rows.iter().enumerate().map(line));
+    let labels: BTreeSet<&String> = rows.iter().filter_map(|r| r.trunk.as_ref()).collect();
+    labels.into_iter().for_each(|label| out.push_str(&format!("\n\\* {label}\n")));
     let negative = rows.iter().filter(|r| r.verdict.is_negative());
     let negative: Vec<String> =
         negative.map(|r| format!("- {}{}: {}\n", what(r), r.emulated_mark(), plain(&verdict_words(r)))).collect();

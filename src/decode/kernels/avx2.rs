@@ -1,11 +1,12 @@
 //! The kernels for x86-64 with AVX2 and FMA.
 //!
-//! Every dot product is one eight-lane accumulator over ascending groups of eight columns, reduced as
+//! MXFP4 has a file of its own. Every other dot product is one eight-lane accumulator over ascending groups of eight columns, reduced as
 //! `((0+1)+(2+3)) + ((4+5)+(6+7))`, then the last columns one by one. Tiles only decide how many such products are in
 //! flight at once, so a result does not depend on its tile.
 
+use super::mxfp4::Weights;
 use super::out::Out;
-use super::{Data, KdaInputs, MX_GROUP, Matrix, ROW_TILE, Rows, WIDE_ROWS, scalar};
+use super::{Data, KdaInputs, Matrix, ROW_TILE, Rows, WIDE_ROWS, avx2_mxfp4, row_scale, scalar};
 use std::arch::x86_64::*;
 
 pub use super::avx2_math::{exp, sigmoid, silu, situ};
@@ -13,15 +14,19 @@ pub use super::avx2_math::{exp, sigmoid, silu, situ};
 /// See [`super::Kernels::matmul`].
 ///
 /// # Safety
-/// The processor has AVX2 and FMA; `x` and `out` have the product's shape (checked by the caller).
+/// The processor has AVX2 and FMA; `x` and `out` have the product's shape (checked by the caller). For MXFP4, `wide`
+/// has room for a row of activations.
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [f32]) {
+    if let Data::Mxfp4 { packed, scales } = m.data {
+        return avx2_mxfp4::matmul(Weights::new(packed, scales, m.cols), x, out, wide);
+    }
     let mut o = 0;
     let one_by_one = x.count == 1 || wide.len() < WIDE_ROWS * m.cols;
     if let Data::F32(data) = m.data {
         while o < m.rows {
             let n = WIDE_ROWS.min(m.rows - o);
-            rows_f32(&data[o * m.cols..], n, m.cols, x, out, o);
+            rows_f32(&data[o * m.cols..], [1.0; WIDE_ROWS], n, m.cols, x, out, o);
             o += n;
         }
     } else if one_by_one {
@@ -43,32 +48,36 @@ pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [
             for i in 0..n {
                 widen(m, o + i, &mut wide[i * m.cols..(i + 1) * m.cols]);
             }
-            rows_f32(wide, n, m.cols, x, out, o);
+            let scales = std::array::from_fn(|i| if i < n { scalar::scale_of(m, o + i).unwrap_or(1.0) } else { 1.0 });
+            rows_f32(wide, scales, n, m.cols, x, out, o);
             o += n;
         }
     }
 }
 
-/// `n` (at most four) rows of single-precision weights against all rows of `x`; results go to columns `at..`.
+/// `n` (at most four) rows of single-precision weights, each with a scale, against all rows of `x`; results go to
+/// columns `at..`.
 #[target_feature(enable = "avx2,fma")]
-fn rows_f32(w: &[f32], n: usize, cols: usize, x: Rows<'_>, out: &mut Out<'_>, at: usize) {
+fn rows_f32(w: &[f32], scales: [f32; 4], n: usize, cols: usize, x: Rows<'_>, out: &mut Out<'_>, at: usize) {
+    // A factor of one changes no bit.
+    let scaled = |sums: [f32; 4]| -> [f32; 4] { std::array::from_fn(|i| scales[i] * sums[i]) };
     if n == WIDE_ROWS {
         let mut r = 0;
         while r + 3 <= x.count {
             let sums = tile_f32::<4, 3>(w, cols, &x.data[r * x.stride..], x.stride);
-            sums.iter().enumerate().for_each(|(i, sums)| out.put(r + i, at, sums));
+            sums.iter().enumerate().for_each(|(i, sums)| out.put(r + i, at, &scaled(*sums)));
             r += 3;
         }
         while r < x.count {
             let [sums] = tile_f32::<4, 1>(w, cols, &x.data[r * x.stride..], x.stride);
-            out.put(r, at, &sums);
+            out.put(r, at, &scaled(sums));
             r += 1;
         }
     } else {
         for i in 0..n {
             for r in 0..x.count {
-                let [sums] = tile_f32::<1, 1>(&w[i * cols..], cols, &x.data[r * x.stride..], x.stride);
-                out.put(r, at + i, &sums);
+                let [[sum]] = tile_f32::<1, 1>(&w[i * cols..], cols, &x.data[r * x.stride..], x.stride);
+                out.put(r, at + i, &[scales[i] * sum]);
             }
         }
     }
@@ -116,7 +125,7 @@ fn tile_f32<const O: usize, const R: usize>(w: &[f32], cols: usize, x: &[f32], x
 /// Sums the lanes of each accumulator.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn reduce<const O: usize>(acc: [__m256; O]) -> [f32; O] {
+pub(super) fn reduce<const O: usize>(acc: [__m256; O]) -> [f32; O] {
     let mut out = [0.0; O];
     let zero = _mm256_setzero_ps();
     let mut o = 0;
@@ -143,8 +152,8 @@ fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32]) -> [f32; O] {
     let mut acc = [_mm256_setzero_ps(); O];
     let whole = cols / 8 * 8;
     match m.data {
-        // Single precision never comes here: it needs no widening.
-        Data::F32(_) => {}
+        // Single precision needs no widening, and MXFP4 has tiles of its own: neither comes here.
+        Data::F32(_) | Data::Mxfp4 { .. } => {}
         Data::Bf16(bytes) => {
             let base = bytes[first * cols * 2..(first + O) * cols * 2].as_ptr();
             let mut c = 0;
@@ -159,27 +168,30 @@ fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32]) -> [f32; O] {
                 c += 8;
             }
         }
-        Data::Mxfp4 { packed, scales } => {
-            let packed = packed[first * cols / 2..(first + O) * cols / 2].as_ptr();
-            let groups = cols / MX_GROUP;
-            let scales = &scales[first * groups..(first + O) * groups];
-            for g in 0..groups {
-                let mut xs = [_mm256_setzero_ps(); 4];
-                for (q, v) in xs.iter_mut().enumerate() {
-                    // SAFETY: group g ends at (g + 1) * 32 <= cols <= x.len().
-                    *v = unsafe { _mm256_loadu_ps(x.as_ptr().add(g * MX_GROUP + q * 8)) };
-                }
+        Data::Int8 { codes, .. } => {
+            let base = codes[first * cols..(first + O) * cols].as_ptr();
+            let mut c = 0;
+            while c < whole {
+                // SAFETY: c + 8 <= cols <= x.len().
+                let xv = unsafe { _mm256_loadu_ps(x.as_ptr().add(c)) };
                 for (o, acc) in acc.iter_mut().enumerate() {
-                    // SAFETY: packed points to O rows of cols / 2 bytes; a group is 16 of them.
-                    let ws = unsafe { group_mxfp4(packed.add((o * cols + g * MX_GROUP) / 2), scales[o * groups + g]) };
-                    for (w, x) in ws.iter().zip(&xs) {
-                        *acc = _mm256_fmadd_ps(*w, *x, *acc);
-                    }
+                    // SAFETY: base points to O rows of cols bytes, and c + 8 <= cols.
+                    let wv = unsafe { load_int8(base.add(o * cols + c)) };
+                    *acc = _mm256_fmadd_ps(wv, xv, *acc);
                 }
+                c += 8;
             }
         }
     }
     let mut out = reduce(acc);
+    if let Data::Int8 { codes, scales } = m.data {
+        for (o, sum) in out.iter_mut().enumerate() {
+            for (c, &x) in x[..cols].iter().enumerate().skip(whole) {
+                *sum = scalar::int8(codes[(first + o) * cols + c]).mul_add(x, *sum);
+            }
+            *sum *= row_scale(scales, first + o);
+        }
+    }
     if let Data::Bf16(bytes) = m.data {
         for (o, sum) in out.iter_mut().enumerate() {
             for (c, &x) in x[..cols].iter().enumerate().skip(whole) {
@@ -203,31 +215,19 @@ unsafe fn load_bf16(p: *const u8) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
 }
 
-/// The 32 values of one MXFP4 group, in column order.
+/// Eight signed bytes as numbers.
 ///
 /// # Safety
-/// `p` points to 16 readable bytes.
+/// `p` points to 8 readable bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn group_mxfp4(p: *const u8, scale: u8) -> [__m256; 4] {
-    // SAFETY: the table has eight values.
-    let table = unsafe { _mm256_loadu_ps(scalar::E2M1.as_ptr()) };
-    let table = _mm256_mul_ps(table, _mm256_set1_ps(scalar::e8m0(scale)));
-    let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    let sign_bit = _mm256_set1_epi32(i32::MIN);
-    let mut out = [_mm256_setzero_ps(); 4];
-    for (q, v) in out.iter_mut().enumerate() {
-        // SAFETY: 4 * q + 4 <= 16 bytes are readable by contract; the read needs no alignment.
-        let word = unsafe { p.cast::<i32>().add(q).read_unaligned() };
-        // Lane i holds nibble i in its low bits; the permutation looks at three of them, the fourth is the sign.
-        let codes = _mm256_srlv_epi32(_mm256_set1_epi32(word), shifts);
-        let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), sign_bit);
-        *v = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));
-    }
-    out
+unsafe fn load_int8(p: *const u8) -> __m256 {
+    // SAFETY: 8 bytes are readable by contract; the load needs no alignment.
+    let codes = unsafe { _mm_loadl_epi64(p.cast()) };
+    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes))
 }
 
-/// Widens row `row` of `m` into `out`, which has `cols` values.
+/// Widens row `row` of `m`, without the row's scale, into `out`, which has `cols` values.
 #[target_feature(enable = "avx2,fma")]
 fn widen(m: Matrix<'_>, row: usize, out: &mut [f32]) {
     let (start, cols) = (row * m.cols, m.cols);
@@ -242,20 +242,17 @@ fn widen(m: Matrix<'_>, row: usize, out: &mut [f32]) {
                 out[c] = scalar::bf16(bytes[2 * c], bytes[2 * c + 1]);
             }
         }
-        Data::Mxfp4 { packed, scales } => {
-            let packed = &packed[start / 2..(start + cols) / 2];
-            let scales = &scales[start / MX_GROUP..(start + cols) / MX_GROUP];
-            let groups = out.chunks_exact_mut(MX_GROUP).zip(packed.chunks_exact(MX_GROUP / 2)).zip(scales);
-            for ((out, packed), &scale) in groups {
-                // SAFETY: a chunk of packed codes has 16 bytes.
-                let values = unsafe { group_mxfp4(packed.as_ptr(), scale) };
-                for (out, v) in out.chunks_exact_mut(8).zip(values) {
-                    // SAFETY: the chunk holds eight values.
-                    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v) };
-                }
+        Data::Int8 { codes, .. } => {
+            let codes = &codes[start..start + cols];
+            for (out, codes) in out.chunks_exact_mut(8).zip(codes.chunks_exact(8)) {
+                // SAFETY: the chunks hold eight bytes and eight values.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), load_int8(codes.as_ptr())) };
+            }
+            for c in cols / 8 * 8..cols {
+                out[c] = scalar::int8(codes[c]);
             }
         }
-        Data::F32(_) => scalar::widen_row(m, row, out),
+        Data::F32(_) | Data::Mxfp4 { .. } => scalar::widen_codes(m, row, out),
     }
 }
 
@@ -314,37 +311,44 @@ pub unsafe fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
     }
 }
 
-/// See [`super::Kernels::combine_bf16`].
+/// See [`super::Kernels::combine_matrix`].
 ///
 /// # Safety
-/// The processor has AVX2 and FMA; the matrix has its shape (checked by the caller).
+/// The processor has AVX2 and FMA; `weights` and `out` have the matrix's height and width (checked by the caller).
 #[target_feature(enable = "avx2,fma")]
-pub unsafe fn combine_bf16(weights: &[f32], bytes: &[u8], out: &mut [f32]) {
-    let (n, whole) = (out.len(), out.len() / 32 * 32);
+pub unsafe fn combine_matrix(weights: &[f32], m: Matrix<'_>, out: &mut [f32]) {
+    let n = m.cols;
+    let row_weight = |i: usize| scalar::scale_of(m, i).map_or(weights[i], |scale| weights[i] * scale);
     let mut j = 0;
-    while j < whole {
-        let mut acc = [_mm256_setzero_ps(); 4];
-        for (i, &w) in weights.iter().enumerate() {
-            let row = &bytes[(i * n + j) * 2..(i * n + j + 32) * 2];
-            let wv = _mm256_set1_ps(w);
-            for (q, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: `row` has 64 bytes.
-                let v = unsafe { load_bf16(row.as_ptr().add(16 * q)) };
-                *acc = _mm256_fmadd_ps(wv, v, *acc);
+    if !matches!(m.data, Data::Mxfp4 { .. }) {
+        while j + 32 <= n {
+            let mut acc = [_mm256_setzero_ps(); 4];
+            for i in 0..weights.len() {
+                let wv = _mm256_set1_ps(row_weight(i));
+                for (q, acc) in acc.iter_mut().enumerate() {
+                    let at = i * n + j + 8 * q;
+                    // SAFETY: the slices that are taken have eight values.
+                    let v = unsafe {
+                        match m.data {
+                            Data::F32(data) => _mm256_loadu_ps(data[at..at + 8].as_ptr()),
+                            Data::Bf16(bytes) => load_bf16(bytes[2 * at..2 * at + 16].as_ptr()),
+                            Data::Int8 { codes, .. } => load_int8(codes[at..at + 8].as_ptr()),
+                            Data::Mxfp4 { .. } => _mm256_setzero_ps(),
+                        }
+                    };
+                    *acc = _mm256_fmadd_ps(wv, v, *acc);
+                }
             }
+            for (chunk, acc) in out[j..j + 32].chunks_exact_mut(8).zip(acc) {
+                // SAFETY: the chunk has eight values.
+                unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), acc) };
+            }
+            j += 32;
         }
-        for (chunk, acc) in out[j..j + 32].chunks_exact_mut(8).zip(acc) {
-            // SAFETY: the chunk has eight values.
-            unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), acc) };
-        }
-        j += 32;
     }
-    out[whole..].fill(0.0);
+    out[j..].fill(0.0);
     for (i, &w) in weights.iter().enumerate() {
-        let row = &bytes[(i * n + whole) * 2..(i + 1) * n * 2];
-        for (o, b) in out[whole..].iter_mut().zip(row.chunks_exact(2)) {
-            *o = w.mul_add(scalar::bf16(b[0], b[1]), *o);
-        }
+        scalar::add_row(w, m, i, j, &mut out[j..]);
     }
 }
 

@@ -9,18 +9,31 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_math;
+#[cfg(target_arch = "x86_64")]
+mod avx2_mxfp4;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod isa;
+mod matrix;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+mod mxfp4;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod out;
 pub mod pool;
 pub mod scalar;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 use crate::knob::{self, Knob};
+pub use isa::KernelIsa;
+use matrix::{Data, fits, row_scale};
+pub use matrix::{Matrix, Rows, SCALE_BYTES};
 use out::Out;
 use pool::Pool;
+pub use shared::KdaRows;
 use std::cell::RefCell;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -37,152 +50,6 @@ const CHUNK_PRODUCTS: usize = 32 * 1024;
 const CHUNKS_PER_THREAD: usize = 4;
 /// Output rows that kernels work on together: chunks are whole multiples.
 const ROW_TILE: usize = 8;
-
-/// An instruction set that the kernels are written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KernelIsa {
-    /// Portable Rust, the reference.
-    Scalar,
-    /// x86-64 with AVX2 and FMA.
-    Avx2,
-}
-
-impl KernelIsa {
-    /// The fastest one that this processor runs.
-    pub fn detect() -> Self {
-        if KernelIsa::Avx2.is_available() { KernelIsa::Avx2 } else { KernelIsa::Scalar }
-    }
-
-    /// Whether this processor runs it.
-    pub fn is_available(self) -> bool {
-        match self {
-            KernelIsa::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            KernelIsa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            #[cfg(not(target_arch = "x86_64"))]
-            KernelIsa::Avx2 => false,
-        }
-    }
-
-    /// Every instruction set that kernels are written for.
-    pub const ALL: [KernelIsa; 2] = [KernelIsa::Scalar, KernelIsa::Avx2];
-
-    /// The name that records carry.
-    pub fn name(self) -> &'static str {
-        match self {
-            KernelIsa::Scalar => "scalar",
-            KernelIsa::Avx2 => "avx2",
-        }
-    }
-}
-
-impl fmt::Display for KernelIsa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for KernelIsa {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "scalar" => Ok(KernelIsa::Scalar),
-            "avx2" => Ok(KernelIsa::Avx2),
-            _ => Err(format!("`{s}` is not a kernel instruction set; use scalar or avx2")),
-        }
-    }
-}
-
-/// A weight matrix `[rows, cols]`, row after row, in one of the three forms that occur.
-#[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    rows: usize,
-    cols: usize,
-    data: Data<'a>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Data<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [u8]),
-    Mxfp4 { packed: &'a [u8], scales: &'a [u8] },
-}
-
-impl<'a> Matrix<'a> {
-    /// Single precision; `data` holds at least `rows * cols` values.
-    pub fn f32(data: &'a [f32], rows: usize, cols: usize) -> Self {
-        Self { rows, cols, data: Data::F32(&data[..rows * cols]) }
-    }
-
-    /// bfloat16, little endian, any alignment; `bytes` holds at least `rows * cols * 2`.
-    pub fn bf16(bytes: &'a [u8], rows: usize, cols: usize) -> Self {
-        Self { rows, cols, data: Data::Bf16(&bytes[..rows * cols * 2]) }
-    }
-
-    /// MXFP4: two e2m1 codes a byte, low nibble first, and one e8m0 scale per 32 columns. `cols` is a multiple of 32.
-    pub fn mxfp4(packed: &'a [u8], scales: &'a [u8], rows: usize, cols: usize) -> Self {
-        assert!(cols.is_multiple_of(MX_GROUP), "MXFP4 rows are whole groups of {MX_GROUP}");
-        let (packed, scales) = (&packed[..rows * cols / 2], &scales[..rows * cols / MX_GROUP]);
-        Self { rows, cols, data: Data::Mxfp4 { packed, scales } }
-    }
-
-    /// Rows `first..first + count`.
-    pub fn part(&self, first: usize, count: usize) -> Self {
-        assert!(first + count <= self.rows, "rows beyond the last");
-        let (from, to) = (first * self.cols, (first + count) * self.cols);
-        let data = match self.data {
-            Data::F32(data) => Data::F32(&data[from..to]),
-            Data::Bf16(bytes) => Data::Bf16(&bytes[from * 2..to * 2]),
-            Data::Mxfp4 { packed, scales } => {
-                Data::Mxfp4 { packed: &packed[from / 2..to / 2], scales: &scales[from / MX_GROUP..to / MX_GROUP] }
-            }
-        };
-        Self { rows: count, cols: self.cols, data }
-    }
-
-    /// Output width.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Input width.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-}
-
-/// Rows of activations: row `i` starts at `data[i * stride]`.
-#[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
-    /// The values.
-    pub data: &'a [f32],
-    /// Distance of two rows.
-    pub stride: usize,
-    /// How many rows.
-    pub count: usize,
-}
-
-impl<'a> Rows<'a> {
-    /// `count` rows of width `data.len() / count`, one after another.
-    pub fn packed(data: &'a [f32], count: usize) -> Self {
-        Self { data, stride: data.len() / count.max(1), count }
-    }
-
-    /// Rows `first..first + count` of these.
-    pub fn part(&self, first: usize, count: usize) -> Self {
-        assert!(first + count <= self.count, "rows beyond the last");
-        Self { data: &self.data[(first * self.stride).min(self.data.len())..], stride: self.stride, count }
-    }
-
-    fn fits(&self, width: usize) -> bool {
-        fits(self.data.len(), self.stride, self.count, width)
-    }
-}
-
-fn fits(len: usize, stride: usize, count: usize, width: usize) -> bool {
-    count == 0 || (count - 1).checked_mul(stride).and_then(|n| n.checked_add(width)).is_some_and(|n| n <= len)
-}
 
 /// One head's inputs to [`Kernels::kda_step`], all of the head's width.
 #[derive(Clone, Copy, Debug)]
@@ -208,24 +75,36 @@ pub struct Kernels {
 }
 
 thread_local! {
-    /// A worker's place for widened weights; grows once to the widest matrix.
+    /// A thread's place for widened weights and ordered activations; grows when the thread first has a part of so
+    /// wide a matrix, which may be later than the first pass.
     static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// All of `wide`, at least `len` values.
+fn grown(wide: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if wide.len() < len {
+        wide.resize(len, 0.0);
+    }
+    wide
 }
 
 /// Matrix products by the code that computed them.
 #[derive(Debug, Default)]
-struct KernelCalls {
-    scalar: AtomicU64,
-    avx2: AtomicU64,
+struct KernelCalls([AtomicU64; KernelIsa::ALL.len()]);
+
+impl KernelCalls {
+    fn count(&self, isa: KernelIsa) {
+        self.0[isa as usize].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
-/// Calls the same function of the module that belongs to the instruction set.
+/// Calls the same function of the module that does what is no product for the instruction set.
 macro_rules! dispatch {
     ($self:ident, $name:ident ( $($arg:expr),* )) => {
         match $self.isa {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Kernels` with `Avx2` exists only where `is_available` found AVX2 and FMA.
-            KernelIsa::Avx2 => unsafe { avx2::$name($($arg),*) },
+            // SAFETY: a `Kernels` with `Avx2` or `Avx512` exists only where `is_available` found AVX2 and FMA.
+            KernelIsa::Avx2 | KernelIsa::Avx512 => unsafe { avx2::$name($($arg),*) },
             _ => scalar::$name($($arg),*),
         }
     };
@@ -252,10 +131,7 @@ impl Kernels {
 
     /// Matrix products that the code of `isa` has computed so far.
     pub fn calls(&self, isa: KernelIsa) -> u64 {
-        match isa {
-            KernelIsa::Scalar => self.calls.scalar.load(Ordering::Relaxed),
-            KernelIsa::Avx2 => self.calls.avx2.load(Ordering::Relaxed),
-        }
+        self.calls.0[isa as usize].load(Ordering::Relaxed)
     }
 
     /// The instruction set in use.
@@ -263,34 +139,41 @@ impl Kernels {
         self.isa
     }
 
-    /// `y[r][o] = sum_c m[o][c] * x[r][c]` with exactly widened weights. Row `r` of `y` starts at `y[r * y_stride]`.
-    /// `wide` is working space of `WIDE_ROWS * cols` values; when it is shorter, weights are widened again for every
-    /// row (same bits, slower).
+    /// `y[r][o] = sum_c m[o][c] * x[r][c]`. Codes are widened exactly; a row's scale is applied to its sum. Row `r` of `y` starts at `y[r * y_stride]`.
+    /// `wide` is working space of `WIDE_ROWS * cols` values; when it is shorter, the thread's own takes its place if the
+    /// form of the weights needs one at all, or weights are widened again for every row (same bits, slower).
     pub fn matmul(&self, m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
         assert!(x.fits(m.cols), "activations are shorter than their shape");
         assert!(fits(y.len(), y_stride, x.count, m.rows), "results do not fit");
         let products = (m.cols * x.count).max(1);
+        // The order of activations is changed for these: that takes space for them.
+        let ordered = matches!(m.data, Data::Mxfp4 { .. });
         let out = Out::new(y, y_stride, x.count, m.rows);
         let pool = self.pool();
         let rows = CHUNK_PRODUCTS.div_ceil(products).max(m.rows.div_ceil(CHUNKS_PER_THREAD * pool.threads()));
         let rows = rows.next_multiple_of(ROW_TILE);
-        if pool.threads() == 1 || m.rows <= rows {
-            pool.count_alone();
-            self.product(m, x, out, wide);
+        if pool.threads() == 1 || m.rows <= rows || shared::within() {
+            if !shared::within() {
+                pool.count_alone();
+            }
+            if ordered && wide.len() < m.cols {
+                WIDE.with_borrow_mut(|wide| self.product(m, x, out, grown(wide, m.cols)));
+            } else {
+                self.product(m, x, out, wide);
+            }
             return;
         }
-        let widens = x.count > 1 && !matches!(m.data, Data::F32(_));
+        let room = match m.data {
+            Data::F32(_) => 0,
+            _ if x.count > 1 || ordered => WIDE_ROWS * m.cols,
+            _ => 0,
+        };
         pool.run(m.rows.div_ceil(rows), &|chunk| {
             let first = chunk * rows;
             let count = rows.min(m.rows - first);
             // SAFETY: chunks have columns of their own, and `pool.run` gives each chunk to one thread.
             let out = unsafe { out.columns(first, count) };
-            WIDE.with_borrow_mut(|wide| {
-                if widens && wide.len() < WIDE_ROWS * m.cols {
-                    wide.resize(WIDE_ROWS * m.cols, 0.0);
-                }
-                self.product(m.part(first, count), x, out, wide);
-            });
+            WIDE.with_borrow_mut(|wide| self.product(m.part(first, count), x, out, grown(wide, room)));
         });
     }
 
@@ -305,12 +188,24 @@ impl Kernels {
             match self.isa {
                 #[cfg(target_arch = "x86_64")]
                 KernelIsa::Avx2 if !knob::skipped(Knob::Kernels) => {
-                    self.calls.avx2.fetch_add(1, Ordering::Relaxed);
+                    self.calls.count(KernelIsa::Avx2);
                     // SAFETY: a `Kernels` with `Avx2` exists only where `is_available` found AVX2 and FMA.
                     unsafe { avx2::matmul(m, part, &mut out, wide) };
                 }
+                #[cfg(target_arch = "x86_64")]
+                KernelIsa::Avx512 if !knob::skipped(Knob::Kernels) => {
+                    self.calls.count(KernelIsa::Avx512);
+                    // SAFETY: a `Kernels` with `Avx512` exists only where `is_available` found all that it needs.
+                    unsafe { avx512::matmul(m, part, &mut out, wide) };
+                }
+                #[cfg(target_arch = "aarch64")]
+                KernelIsa::Neon if !knob::skipped(Knob::Kernels) => {
+                    self.calls.count(KernelIsa::Neon);
+                    // SAFETY: a `Kernels` with `Neon` exists only where `is_available` found it.
+                    unsafe { neon::matmul(m, part, &mut out, wide) };
+                }
                 _ => {
-                    self.calls.scalar.fetch_add(1, Ordering::Relaxed);
+                    self.calls.count(KernelIsa::Scalar);
                     scalar::matmul(m, part, &mut out, wide);
                 }
             }
@@ -341,10 +236,10 @@ impl Kernels {
         dispatch!(self, combine(weights, rows, out))
     }
 
-    /// `out[j] = sum_i weights[i] * m[i][j]` for bfloat16 rows of the width of `out`, in ascending `i`.
-    pub fn combine_bf16(&self, weights: &[f32], bytes: &[u8], out: &mut [f32]) {
-        assert!(bytes.len() == weights.len() * out.len() * 2, "matrix does not have its shape");
-        dispatch!(self, combine_bf16(weights, bytes, out))
+    /// `out[j] = sum_i weights[i] * m[i][j]`, in ascending `i`. Row scales are multiplied with `weights` first.
+    pub fn combine_matrix(&self, weights: &[f32], m: Matrix<'_>, out: &mut [f32]) {
+        assert!(weights.len() == m.rows && out.len() == m.cols, "matrix does not have the shape of its sum");
+        dispatch!(self, combine_matrix(weights, m, out))
     }
 
     /// One token of one head of the KDA recurrence (k3-architecture.md section 2.2): decays `state` (`[key, value]`),
@@ -358,24 +253,30 @@ impl Kernels {
 
     /// `x = exp(x)`.
     pub fn exp(&self, x: &mut [f32]) {
-        dispatch!(self, exp(x))
+        self.elements(x, &|x| dispatch!(self, exp(x)));
     }
 
     /// `x = 1 / (1 + exp(-x))`.
     pub fn sigmoid(&self, x: &mut [f32]) {
-        dispatch!(self, sigmoid(x))
+        self.elements(x, &|x| dispatch!(self, sigmoid(x)));
     }
 
     /// `x = x * sigmoid(x)`.
     pub fn silu(&self, x: &mut [f32]) {
-        dispatch!(self, silu(x))
+        self.elements(x, &|x| dispatch!(self, silu(x)));
     }
 
     /// SiTU: `gate = beta * tanh(gate / beta) * sigmoid(gate) * up'` where `up' = linear * tanh(up / linear)`, or
     /// `up` itself without a linear beta.
     pub fn situ(&self, gate: &mut [f32], up: &[f32], beta: f32, linear: Option<f32>) {
         assert!(gate.len() == up.len(), "branches differ in length");
-        dispatch!(self, situ(gate, up, beta, linear))
+        if gate.len() < 2 * shared::CHUNK_ELEMENTS {
+            return dispatch!(self, situ(gate, up, beta, linear));
+        }
+        self.by_parts(1, [(gate, shared::CHUNK_ELEMENTS)], &|i, [gate]| {
+            let up = &up[i * shared::CHUNK_ELEMENTS..][..gate.len()];
+            dispatch!(self, situ(gate, up, beta, linear))
+        });
     }
 
     /// `out = weight * (x / sqrt(mean(x^2) + eps))`.
@@ -401,14 +302,29 @@ impl Kernels {
 
     /// `x = softmax(x * scale)`.
     pub fn softmax(&self, x: &mut [f32], scale: f32) {
-        let max = x.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v));
+        let max = lanes(x, f32::NEG_INFINITY, f32::max);
         for v in x.iter_mut() {
             *v = (*v - max) * scale;
         }
         self.exp(x);
-        let sum: f32 = x.iter().sum();
+        let sum = lanes(x, 0.0, |a, b| a + b);
         for v in x.iter_mut() {
             *v /= sum;
         }
     }
+}
+
+/// Folds `x` over eight interleaved lanes and then over these.
+fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut all = [start; 8];
+    let chunks = x.chunks_exact(8);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, v) in all.iter_mut().zip(chunk) {
+            *lane = f(*lane, *v);
+        }
+    }
+    let [a, b, c, d, e, g, h, i] = all;
+    let all = f(f(f(a, b), f(c, d)), f(f(e, g), f(h, i)));
+    rest.iter().fold(all, |all, v| f(all, *v))
 }

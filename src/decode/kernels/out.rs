@@ -25,6 +25,11 @@ impl<'a> Out<'a> {
         Self { start: cells.as_mut_ptr(), stride, rows, width, cells: PhantomData }
     }
 
+    /// Cells of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     /// Rows `first..first + count`, while this one is not used.
     pub fn rows(&mut self, first: usize, count: usize) -> Out<'_> {
         assert!(first + count <= self.rows, "rows beyond the last");
@@ -39,8 +44,10 @@ impl<'a> Out<'a> {
     /// While the result lives, nobody else uses these columns.
     pub unsafe fn columns(&self, first: usize, count: usize) -> Out<'_> {
         assert!(first + count <= self.width, "columns beyond the last");
-        // SAFETY: column `first` lies within every row, or directly behind when `count` is 0.
-        Out { start: unsafe { self.start.add(first) }, width: count, cells: PhantomData, ..*self }
+        // SAFETY: column `first` lies within every row, or directly behind when `count` is 0; without a row there is no cell
+        // to point at, and nothing is written.
+        let start = if self.rows == 0 { self.start } else { unsafe { self.start.add(first) } };
+        Out { start, width: count, cells: PhantomData, ..*self }
     }
 
     /// Writes `values` to columns `at..` of row `row`.

@@ -189,7 +189,7 @@ impl Pool {
         let own = match self.caller.try_lock() {
             _ if chunks < 2 || self.workers.is_empty() => None,
             Ok(own) => Some(own),
-            // somebody's chunk has panicked; the workers are as able as before
+            // somebody's chunk has panicked: this call computes, and then says so too
             Err(TryLockError::Poisoned(own)) => Some(own.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };

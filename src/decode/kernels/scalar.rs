@@ -2,7 +2,7 @@
 //! vectorise them and their rounding is of the same kind as that of the vector kernels.
 
 use super::out::Out;
-use super::{Data, KdaInputs, MX_GROUP, Matrix, Rows};
+use super::{Data, KdaInputs, MX_GROUP, Matrix, Rows, row_scale};
 
 /// The eight magnitudes of e2m1 (codes 0..7; bit 3 is the sign).
 pub const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -12,19 +12,46 @@ pub fn bf16(low: u8, high: u8) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes([low, high])) << 16)
 }
 
+/// The value of a byte of an int8 matrix, without its scale.
+pub fn int8(code: u8) -> f32 {
+    f32::from(code.cast_signed())
+}
+
 /// The value of a 4-bit e2m1 code (the upper bits of `code` are ignored).
 pub fn e2m1(code: u8) -> f32 {
     let magnitude = E2M1[usize::from(code & 7)];
     if code & 8 == 0 { magnitude } else { -magnitude }
 }
 
-/// `2^(scale - 127)`. Scale 0 is the subnormal 2^-127; 255 (a NaN code, refused at import) gives infinity.
+/// `2^(scale - 127)`. Scale 0 is the subnormal 2^-127; 255 (refused at import) is NaN.
 pub fn e8m0(scale: u8) -> f32 {
-    if scale == 0 { f32::from_bits(0x0040_0000) } else { f32::from_bits(u32::from(scale) << 23) }
+    match scale {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(scale) << 23),
+    }
 }
 
 /// Widens row `row` of `m` into `out`.
 pub fn widen_row(m: Matrix<'_>, row: usize, out: &mut [f32]) {
+    widen_codes(m, row, out);
+    if let Some(scale) = scale_of(m, row) {
+        for v in &mut out[..m.cols] {
+            *v *= scale;
+        }
+    }
+}
+
+/// The scale that belongs to the whole row, in forms that have one.
+pub fn scale_of(m: Matrix<'_>, row: usize) -> Option<f32> {
+    match m.data {
+        Data::Int8 { scales, .. } => Some(row_scale(scales, row)),
+        Data::F32(_) | Data::Bf16(_) | Data::Mxfp4 { .. } => None,
+    }
+}
+
+/// As [`widen_row`], without the row's scale.
+pub fn widen_codes(m: Matrix<'_>, row: usize, out: &mut [f32]) {
     let (start, cols) = (row * m.cols, m.cols);
     match m.data {
         Data::F32(data) => out[..cols].copy_from_slice(&data[start..start + cols]),
@@ -32,6 +59,11 @@ pub fn widen_row(m: Matrix<'_>, row: usize, out: &mut [f32]) {
             let row = &bytes[start * 2..(start + cols) * 2];
             for (o, b) in out.iter_mut().zip(row.chunks_exact(2)) {
                 *o = bf16(b[0], b[1]);
+            }
+        }
+        Data::Int8 { codes, .. } => {
+            for (o, &code) in out.iter_mut().zip(&codes[start..start + cols]) {
+                *o = int8(code);
             }
         }
         Data::Mxfp4 { packed, scales } => {
@@ -55,11 +87,13 @@ pub fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [f32]) {
     let wide_fits = wide.len() >= cols;
     for o in 0..m.rows {
         if wide_fits {
-            widen_row(m, o, wide);
+            widen_codes(m, o, wide);
         }
+        let scale = scale_of(m, o);
         for r in 0..x.count {
             let row = &x.data[r * x.stride..r * x.stride + cols];
-            out.put(r, o, &[if wide_fits { dot(&wide[..cols], row) } else { dot_widening(m, o, row) }]);
+            let sum = if wide_fits { dot(&wide[..cols], row) } else { dot_widening(m, o, row) };
+            out.put(r, o, &[scale.map_or(sum, |scale| scale * sum)]);
         }
     }
 }
@@ -80,11 +114,13 @@ fn dot_widening(m: Matrix<'_>, o: usize, x: &[f32]) -> f32 {
     sum
 }
 
-fn weight(m: Matrix<'_>, row: usize, col: usize) -> f32 {
+/// A weight, without its row's scale.
+pub fn weight(m: Matrix<'_>, row: usize, col: usize) -> f32 {
     let i = row * m.cols + col;
     match m.data {
         Data::F32(data) => data[i],
         Data::Bf16(bytes) => bf16(bytes[2 * i], bytes[2 * i + 1]),
+        Data::Int8 { codes, .. } => int8(codes[i]),
         Data::Mxfp4 { packed, scales } => e2m1(packed[i / 2] >> (4 * (i % 2))) * e8m0(scales[i / MX_GROUP]),
     }
 }
@@ -125,14 +161,34 @@ pub fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
     }
 }
 
-/// See [`super::Kernels::combine_bf16`].
-pub fn combine_bf16(weights: &[f32], bytes: &[u8], out: &mut [f32]) {
+/// See [`super::Kernels::combine_matrix`].
+pub fn combine_matrix(weights: &[f32], m: Matrix<'_>, out: &mut [f32]) {
     out.fill(0.0);
-    let width = out.len() * 2;
     for (i, &w) in weights.iter().enumerate() {
-        let row = &bytes[i * width..(i + 1) * width];
-        for (o, b) in out.iter_mut().zip(row.chunks_exact(2)) {
-            *o += w * bf16(b[0], b[1]);
+        add_row(w, m, i, 0, out);
+    }
+}
+
+/// Adds `w` times the columns `from..` of row `row` to `out`, which has as many values as there are such columns.
+pub fn add_row(w: f32, m: Matrix<'_>, row: usize, from: usize, out: &mut [f32]) {
+    let w = scale_of(m, row).map_or(w, |scale| w * scale);
+    let (start, end) = (row * m.cols + from, (row + 1) * m.cols);
+    match m.data {
+        Data::F32(data) => axpy(w, &data[start..end], out),
+        Data::Bf16(bytes) => {
+            for (o, b) in out.iter_mut().zip(bytes[start * 2..end * 2].chunks_exact(2)) {
+                *o += w * bf16(b[0], b[1]);
+            }
+        }
+        Data::Int8 { codes, .. } => {
+            for (o, &code) in out.iter_mut().zip(&codes[start..end]) {
+                *o += w * int8(code);
+            }
+        }
+        Data::Mxfp4 { .. } => {
+            for (c, o) in (from..m.cols).zip(out) {
+                *o += w * weight(m, row, c);
+            }
         }
     }
 }

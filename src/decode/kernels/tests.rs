@@ -3,7 +3,7 @@
 use super::*;
 
 fn all() -> Vec<Kernels> {
-    [KernelIsa::Scalar, KernelIsa::Avx2].into_iter().filter_map(Kernels::new).collect()
+    KernelIsa::ALL.into_iter().filter_map(Kernels::new).collect()
 }
 
 fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -19,6 +19,11 @@ fn bytes(seed: u64, n: usize) -> Vec<u8> {
 /// Bytes of bfloat16 values of ordinary size.
 fn bf16_bytes(seed: u64, n: usize) -> Vec<u8> {
     noise(seed, n).iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect()
+}
+
+/// Scales of int8 rows, as they are stored.
+fn scale_bytes(seed: u64, rows: usize) -> Vec<u8> {
+    noise(seed, rows).iter().flat_map(|v| (0.01 + v.abs() / 100.0).to_le_bytes()).collect()
 }
 
 fn close(a: &[f32], b: &[f32], tolerance: f32) {
@@ -69,6 +74,8 @@ fn extreme_scales() {
             assert_eq!(lowest[..3], [2f32.powi(-128), 1.5 * 2f32.powi(-127), 0.0], "{}: 2^-127 is subnormal", k.isa());
             let highest = weights_of(&k, Matrix::mxfp4(&packed, &[254], 1, 32), &mut wide);
             assert_eq!(highest[..3], [2f32.powi(126), 1.5 * 2f32.powi(127), 0.0], "{}", k.isa());
+            let none = weights_of(&k, Matrix::mxfp4(&packed, &[255], 1, 32), &mut wide);
+            assert!(none.iter().all(|v| v.is_nan()), "{}: 255 is no number", k.isa());
         }
     }
 }
@@ -115,12 +122,14 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
     let stored = bf16_bytes(3, rows * cols);
     let (packed, scales) = (bytes(4, rows * cols / 2), vec![124u8; rows * cols / 32]);
     let single = noise(5, rows * cols);
+    let (codes, row_scales) = (bytes(22, rows * cols), scale_bytes(23, rows));
     let x = noise(6, n * cols);
     for k in all() {
         for m in [
             Matrix::bf16(&stored, rows, cols),
             Matrix::mxfp4(&packed, &scales, rows, cols),
             Matrix::f32(&single, rows, cols),
+            Matrix::int8_rows(&codes, &row_scales, rows, cols),
         ] {
             let mut wide = vec![0.0; WIDE_ROWS * cols];
             let mut together = vec![0.0; n * rows];
@@ -186,7 +195,7 @@ fn instruction_sets_agree() {
                 let rows = noise(13, 5 * (n + 2));
                 k.combine(&noise(14, 5), Rows { data: &rows, stride: n + 2, count: 5 }, &mut sum);
                 y.extend(sum.clone());
-                k.combine_bf16(&noise(15, 6), &bf16_bytes(16, 6 * n), &mut sum);
+                k.combine_matrix(&noise(15, 6), Matrix::bf16(&bf16_bytes(16, 6 * n), 6, n), &mut sum);
                 y.extend(sum);
                 y
             };
@@ -281,9 +290,164 @@ fn softmax_sums_to_one_and_survives_large_scores() {
 
 #[test]
 fn instruction_sets_have_names() {
-    for isa in [KernelIsa::Scalar, KernelIsa::Avx2] {
+    for isa in KernelIsa::ALL {
         assert_eq!(isa.name().parse(), Ok(isa));
     }
     assert!("neon9".parse::<KernelIsa>().unwrap_err().contains("neon9"));
     assert!(KernelIsa::detect().is_available());
+}
+
+#[test]
+fn int8_rows_are_codes_times_their_rows_scale() {
+    let (rows, cols, n) = (11, 77, 5);
+    let mut codes = bytes(30, rows * cols);
+    codes[..2].copy_from_slice(&[0x80, 0x7f]);
+    let scales = scale_bytes(31, rows);
+    let m = Matrix::int8_rows(&codes, &scales, rows, cols);
+    let (x, sums) = (noise(32, n * cols), noise(33, rows));
+    let scale = |o: usize| f32::from_le_bytes(scales[4 * o..4 * o + 4].try_into().unwrap());
+    let weight = |o: usize, c: usize| scale(o) * f32::from(codes[o * cols + c] as i8);
+    let double = |terms: &mut dyn Iterator<Item = (f32, f32)>| -> f32 {
+        terms.map(|(a, b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32
+    };
+    let mut product = Vec::new();
+    for r in 0..n {
+        product.extend((0..rows).map(|o| double(&mut (0..cols).map(|c| (weight(o, c), x[r * cols + c])))));
+    }
+    let combined: Vec<f32> = (0..cols).map(|c| double(&mut (0..rows).map(|o| (weight(o, c), sums[o])))).collect();
+    for k in all() {
+        for o in 0..rows {
+            let mut row = vec![0.0; cols];
+            k.widen_row(m, o, &mut row);
+            assert_eq!(row, (0..cols).map(|c| weight(o, c)).collect::<Vec<_>>());
+        }
+        for wide in [0, WIDE_ROWS * cols] {
+            let mut y = vec![0.0; n * rows];
+            k.matmul(m, Rows::packed(&x, n), &mut y, rows, &mut vec![0.0; wide]);
+            close(&y, &product, 2e-6);
+        }
+        let mut out = vec![0.0; cols];
+        k.combine_matrix(&sums, m, &mut out);
+        close(&out, &combined, 1e-6);
+        let (mut part, mut whole) = (vec![0.0; 3], vec![0.0; rows]);
+        k.matmul(m.part(4, 3), Rows::packed(&x[..cols], 1), &mut part, 3, &mut []);
+        k.matmul(m, Rows::packed(&x[..cols], 1), &mut whole, rows, &mut []);
+        assert_eq!(part, whole[4..7]);
+    }
+}
+
+#[test]
+fn sums_of_rows_agree_for_every_form() {
+    let (rows, cols) = (6, 96);
+    let (stored, single) = (bf16_bytes(40, rows * cols), noise(41, rows * cols));
+    let (codes, row_scales) = (bytes(42, rows * cols), scale_bytes(43, rows));
+    let (packed, scales) = (bytes(44, rows * cols / 2), vec![125u8; rows * cols / 32]);
+    let weights = noise(45, rows);
+    for m in [
+        Matrix::bf16(&stored, rows, cols),
+        Matrix::f32(&single, rows, cols),
+        Matrix::int8_rows(&codes, &row_scales, rows, cols),
+        Matrix::mxfp4(&packed, &scales, rows, cols),
+    ] {
+        let mut want = vec![0.0f64; cols];
+        let mut row = vec![0.0; cols];
+        for (o, w) in weights.iter().enumerate() {
+            scalar::widen_row(m, o, &mut row);
+            want.iter_mut().zip(&row).for_each(|(sum, v)| *sum += f64::from(*w) * f64::from(*v));
+        }
+        let want: Vec<f32> = want.iter().map(|v| *v as f32).collect();
+        for k in all() {
+            let mut out = vec![f32::NAN; cols];
+            k.combine_matrix(&weights, m, &mut out);
+            close(&out, &want, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn mxfp4_products_agree_with_double_precision() {
+    for (rows, cols, n) in [(1, 32, 1), (5, 64, 2), (9, 288, 3), (37, 320, 9), (70, 96, 6)] {
+        let (packed, x) = (bytes(50, rows * cols / 2), noise(51, n * cols));
+        let scales: Vec<u8> = bytes(52, rows * cols / MX_GROUP).iter().map(|b| 120 + b % 16).collect();
+        let m = Matrix::mxfp4(&packed, &scales, rows, cols);
+        let (mut w, mut want, mut size) = (vec![0.0; cols], vec![0.0; n * rows], vec![0.0; n * rows]);
+        for o in 0..rows {
+            scalar::widen_row(m, o, &mut w);
+            for r in 0..n {
+                let terms = || w.iter().zip(&x[r * cols..]).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                want[r * rows + o] = terms().sum();
+                size[r * rows + o] = terms().map(f64::abs).sum();
+            }
+        }
+        for k in all() {
+            for wide in [0, cols, cols * WIDE_ROWS] {
+                let mut y = vec![0.0; n * rows];
+                k.matmul(m, Rows::packed(&x, n), &mut y, rows, &mut vec![0.0; wide]);
+                for ((y, want), size) in y.iter().zip(&want).zip(&size) {
+                    assert!((f64::from(*y) - want).abs() <= 1e-6 * size, "{}: {y} and {want}", k.isa());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_share_heads_and_functions_without_changing_a_bit() {
+    let (rows, heads, d) = (37, 3, 40);
+    let width = heads * d;
+    let decay: Vec<f32> = noise(60, rows * width).iter().map(|v| v.abs()).collect();
+    let (q, key, v) = (noise(61, rows * width), noise(62, rows * width), noise(63, rows * width));
+    let beta = noise(64, rows * heads);
+    let (gate, up) = (noise(65, 20_011), noise(66, 20_011));
+    for isa in KernelIsa::ALL {
+        let mut seen = Vec::new();
+        for threads in [0, 1, 3] {
+            let Some(k) = Kernels::new(isa) else { continue };
+            let (mut state, mut o) = (noise(67, heads * d * d), vec![0.0; rows * width]);
+            let mut values = gate.clone();
+            if threads == 0 {
+                // the same without any sharing
+                for (head, state) in state.chunks_exact_mut(d * d).enumerate() {
+                    for row in 0..rows {
+                        let at = row * width + head * d..row * width + (head + 1) * d;
+                        let beta = beta[row * heads + head];
+                        let at = || at.clone();
+                        let i = KdaInputs { decay: &decay[at()], q: &q[at()], k: &key[at()], v: &v[at()], beta };
+                        k.kda_step(state, &i, &mut o[at()]);
+                    }
+                }
+                for (gate, up) in values.chunks_mut(1000).zip(up.chunks(1000)) {
+                    k.situ(gate, up, 4.0, Some(25.0));
+                    k.silu(gate);
+                }
+            } else {
+                k.use_threads(threads);
+                let inputs = KdaRows { decay: &decay, q: &q, k: &key, v: &v, beta: &beta };
+                k.kda_rows(&mut state, d, &inputs, &mut o);
+                k.situ(&mut values, &up, 4.0, Some(25.0));
+                k.silu(&mut values);
+                let taken = k.pool().taken();
+                assert!(threads == 1 || taken.iter().sum::<u64>() >= 3, "nothing was shared: {taken:?}");
+            }
+            seen.push([state, o, values]);
+        }
+        assert!(seen.windows(2).all(|w| w[0] == w[1]), "{isa}");
+    }
+}
+
+#[test]
+fn every_part_is_worked_on_once_and_products_within_are_the_threads_own() {
+    let k = Kernels::new(KernelIsa::detect()).unwrap();
+    k.use_threads(2);
+    let (weights, x) = (noise(70, 64 * 96), noise(71, 96));
+    let m = Matrix::f32(&weights, 64, 96);
+    let mut want = vec![0.0; 64];
+    k.matmul(m, Rows::packed(&x, 1), &mut want, 64, &mut []);
+    let (mut seen, mut sums) = (vec![0.0; 23], vec![0.0; 8 * 64]);
+    k.by_parts(2, [(&mut seen, 3), (&mut sums, 64)], &|i, [seen, sums]| {
+        seen.iter_mut().for_each(|v| *v += i as f32 + 1.0);
+        k.matmul(m, Rows::packed(&x, 1), sums, 64, &mut []);
+    });
+    assert_eq!(seen, (0..23).map(|i| (i / 3 + 1) as f32).collect::<Vec<_>>());
+    assert!(sums.chunks_exact(64).all(|sums| sums == want));
 }

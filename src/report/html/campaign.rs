@@ -40,7 +40,7 @@ pub fn figure(file: &CampaignFile, results: &Results) -> Option<PairedFigure> {
     }
     Some(PairedFigure {
         title: file.hypothesis.clone().unwrap_or_else(|| "Speed of decoding, in pairs".into()),
-        subtitle: format!("{} · {}", file.experiment, differs(file)),
+        subtitle: format!("{} · {}{}", file.experiment, differs(file), super::trunk_after(results.trunk.as_deref())),
         emulated: results.emulated,
         control: file.arms.first().map(|a| a.name.clone()).unwrap_or_default(),
         floor_pairs,
@@ -83,7 +83,12 @@ pub fn page(
     ];
     Page {
         title: file.experiment.clone(),
-        subtitle: format!("{}{}", differs(file), if results.emulated { ", EMULATED drives" } else { "" }),
+        subtitle: format!(
+            "{}{}{}",
+            differs(file),
+            if results.emulated { ", EMULATED drives" } else { "" },
+            super::trunk_after(results.trunk.as_deref())
+        ),
         emulated: results.emulated,
         sections,
     }

@@ -55,7 +55,12 @@ pub fn page(model: &str, ladder: &LadderRecord, figure: Option<String>, environm
     ];
     Page {
         title: format!("{model}: decode speed by number of drives"),
-        subtitle: format!("{} layout{}", ladder.policy, if ladder.emulated { ", EMULATED drives" } else { "" }),
+        subtitle: format!(
+            "{} layout{}{}",
+            ladder.policy,
+            if ladder.emulated { ", EMULATED drives" } else { "" },
+            super::trunk_after(ladder.trunk.as_deref())
+        ),
         emulated: ladder.emulated,
         sections,
     }

@@ -88,6 +88,11 @@ pub struct Section {
     pub parts: Vec<Part>,
 }
 
+/// What follows a subtitle where a trunk is not the released one.
+pub fn trunk_after(label: Option<&str>) -> String {
+    label.map(|label| format!(", {label}")).unwrap_or_default()
+}
+
 /// A whole page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page {
