@@ -7,6 +7,7 @@
 mod common;
 
 use argodrive::clock::Clock;
+use argodrive::decode::Activations::{self, F32, Int8};
 use argodrive::decode::kernels::pool::Pool;
 use argodrive::decode::kernels::{KernelIsa, Kernels, MX_GROUP, Matrix, Rows, SCALE_BYTES};
 use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions};
@@ -24,23 +25,28 @@ const STREAM_WORDS: usize = 1 << 17;
 
 struct Format {
     name: &'static str,
+    activations: Activations,
     bytes: fn(usize, usize) -> usize,
     matrix: fn(&[u8], usize, usize) -> Matrix<'_>,
 }
 
-const FORMATS: [Format; 3] = [
-    Format { name: "bf16", bytes: |r, c| r * c * 2, matrix: |b, r, c| Matrix::bf16(b, r, c) },
-    Format {
-        name: "int8 rows, f32 activations",
-        bytes: |r, c| r * c + r * SCALE_BYTES,
-        matrix: |b, r, c| Matrix::int8_rows(&b[..r * c], &b[r * c..], r, c),
-    },
-    Format {
-        name: "MXFP4, f32 activations",
-        bytes: |r, c| r * c / 2 + r * c / MX_GROUP,
-        matrix: |b, r, c| Matrix::mxfp4(&b[..r * c / 2], &b[r * c / 2..], r, c),
-    },
+const FORMATS: [Format; 5] = [
+    Format { name: "bf16", bytes: |r, c| r * c * 2, matrix: |b, r, c| Matrix::bf16(b, r, c), activations: F32 },
+    int8_rows("int8 rows, f32 activations", F32),
+    int8_rows("int8 rows, int8 activations (not exact)", Int8),
+    mxfp4("MXFP4, f32 activations", F32),
+    mxfp4("MXFP4, int8 activations (not exact)", Int8),
 ];
+
+const fn int8_rows(name: &'static str, activations: Activations) -> Format {
+    let bytes = |r, c| r * c + r * SCALE_BYTES;
+    Format { name, activations, bytes, matrix: |b, r, c| Matrix::int8_rows(&b[..r * c], &b[r * c..], r, c) }
+}
+
+const fn mxfp4(name: &'static str, activations: Activations) -> Format {
+    let bytes = |r, c| r * c / 2 + r * c / MX_GROUP;
+    Format { name, activations, bytes, matrix: |b, r, c| Matrix::mxfp4(&b[..r * c / 2], &b[r * c / 2..], r, c) }
+}
 
 /// Bytes per second of reading all of `memory`.
 fn stream(pool: &Pool, memory: &[u64]) -> f64 {
@@ -65,6 +71,7 @@ fn stream(pool: &Pool, memory: &[u64]) -> f64 {
 fn products(k: &Kernels, format: &Format, (rows, cols): (usize, usize), memory: &[u8]) -> f64 {
     let bytes = (format.bytes)(rows, cols);
     let (x, mut y) = (vec![0.5f32; cols], vec![0.0f32; rows]);
+    k.use_activations(format.activations);
     let since = Instant::now();
     let mut done = 0;
     for weights in memory.chunks_exact(bytes) {

@@ -75,6 +75,10 @@ impl ExpertSource for Timed<'_> {
         arrival
     }
 
+    fn at_hand(&self) -> usize {
+        self.inner.at_hand()
+    }
+
     fn close_barrier(&mut self) {
         self.inner.close_barrier();
         self.lap();

@@ -58,6 +58,14 @@ knobs! {
     VerifyDigests = "verify_digests",
     /// Longest wait without an arrival.
     ReadTimeout = "read_timeout_ms",
+    /// Faults that reads meet on purpose.
+    Faults = "faults",
+    /// Leaving a drive alone that has become too slow.
+    Shed = "shed",
+    /// Most bytes per second that a drive is asked for.
+    MaxReadRate = "max_read_bytes_per_s",
+    /// Part of the time in which drives are asked for reads.
+    Duty = "duty_permille",
     /// Who guesses what later layers will need.
     Prefetch = "prefetch",
     /// Layers ahead that guesses may be for.
@@ -84,6 +92,8 @@ knobs! {
     Resident = "resident",
     /// Compute kernels.
     Kernels = "kernels",
+    /// What activations are in products of MXFP4 and int8 weights.
+    Activations = "activations",
     /// Threads that compute.
     Threads = "threads",
     /// Where the trunk is.
@@ -122,6 +132,10 @@ knobs! {
     Reference = "reference",
     /// Sampling the drives' devices beside a trace.
     Monitor = "monitor",
+    /// Tokens between snapshots of the text.
+    SnapshotEvery = "snapshot_every",
+    /// Going on with a text from a snapshot.
+    Resume = "resume",
 }
 
 #[cfg(feature = "sabotage")]

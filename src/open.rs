@@ -2,8 +2,10 @@
 //! build everything through here, so that a run is put together in one way only.
 
 mod draft;
+mod snapshots;
 
 pub use draft::{DraftError, DraftModel, draft_identity, measure_draft};
+pub use snapshots::{Resumable, SnapshotCounters, SnapshotError, SnapshotWriter};
 
 use crate::clock::Clock;
 use crate::decode::sampler::SamplerError;
@@ -75,6 +77,9 @@ pub enum OpenError {
     /// What draws its proposals.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
+    /// A snapshot.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// Plan and store do not belong together.
     #[error("the plan is for model {plan}, the store {} holds {store}; plan again with this store", folder.display())]
     OtherModel {
@@ -219,7 +224,8 @@ impl Model {
     /// The plan of a run without one: the store itself is the one drive.
     pub fn store_plan(&self) -> Result<(Plan, Vec<DriveSpec>), OpenError> {
         self.check_own_experts()?;
-        let drive = DriveSpec { name: STORE_DRIVE.into(), path: self.catalog().store, emulate: None };
+        let drive =
+            DriveSpec { name: STORE_DRIVE.into(), path: self.catalog().store, emulate: None, faults: Vec::new() };
         let drives = [PlanDrive { name: drive.name.clone(), path: drive.path.clone() }];
         let plan = planner::plan(&self.catalog(), &drives, &Policy::RoundRobin {}, 0, BTreeMap::new())?;
         Ok((plan, vec![drive]))

@@ -147,6 +147,12 @@ pub trait ExpertSource: Send {
     /// waves, so a caller must drop leases to receive the rest.
     fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError>;
 
+    /// Experts of the open barrier that [`next_arrival`](Self::next_arrival) gives without waiting, as far as is known without
+    /// looking for news.
+    fn at_hand(&self) -> usize {
+        0
+    }
+
     /// Ends the open barrier; whatever was not taken is given up.
     fn close_barrier(&mut self);
 
@@ -189,6 +195,11 @@ impl<'a> Barrier<'a> {
     /// See [`ExpertSource::next_arrival`].
     pub fn next_arrival(&mut self) -> Result<Option<Lease>, SourceError> {
         self.source.next_arrival()
+    }
+
+    /// See [`ExpertSource::at_hand`].
+    pub fn at_hand(&self) -> usize {
+        self.source.at_hand()
     }
 }
 

@@ -278,7 +278,8 @@ fn a_plan_that_is_kept_must_leave_every_expert_a_home() {
     both.arg("--fixed-plan").arg(&mirror).arg("--policy").arg(policy("full-mirror")).assert().code(2);
     bare(&drives, "1", &out("none")).assert().code(2);
     let other = drives.dir.path().join("other.plan.json");
-    fs::write(&other, fs::read_to_string(&mirror).unwrap().replace("\"amber\"", "\"red\"")).unwrap();
+    let changed = prepared::unchecked(&fs::read_to_string(&mirror).unwrap()).replace("\"amber\"", "\"red\"");
+    fs::write(&other, changed).unwrap();
     refused(
         bare(&drives, "1", &out("none")).arg("--fixed-plan").arg(&other),
         &["--fixed-plan", "`amber`", "red, blue"],

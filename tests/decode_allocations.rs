@@ -6,28 +6,32 @@ mod common;
 use argodrive::clock::Clock;
 use argodrive::decode::batch::{Batch, BatchRequest};
 use argodrive::decode::generate::{Beside, Request, generate_with};
+use argodrive::decode::memory::thread_bytes;
 use argodrive::decode::sampler::{Sampler, SamplerOptions};
 use argodrive::decode::speculate::{Drafter, DrafterKind, ModelDrafter, NgramDrafter};
-use argodrive::decode::{Decoder, GuessSource, Logits, Session, SessionOptions, SpeculateOptions, Speculator};
+use argodrive::decode::{Activations, Decoder, GuessSource, Logits, WeightForm};
+use argodrive::decode::{Session, SessionOptions, SpeculateOptions, Speculator};
 use argodrive::ids::{ExpertId, LayerId};
 use argodrive::source::{ExpertSource, Guess, Lease, Phase, SourceError, StepInfo};
 use common::{TestSource, load};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::sync::Mutex;
 
 thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Allocations, and their bytes.
+    static ALLOCATIONS: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// The system's allocator with a count per thread.
+/// The system's allocator with counts per thread.
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the count lives in a thread-local cell that needs no
+// SAFETY: every call goes to the system's allocator unchanged; the counts live in a thread-local cell that needs no
 // allocation and no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        ALLOCATIONS.with(|n| n.set((n.get().0 + 1, n.get().1 + layout.size() as u64)));
         // SAFETY: the caller's contract is the system allocator's.
         unsafe { System.alloc(layout) }
     }
@@ -51,7 +55,7 @@ struct Watch {
 }
 
 fn count() -> u64 {
-    ALLOCATIONS.with(Cell::get)
+    ALLOCATIONS.with(Cell::get).0
 }
 
 impl ExpertSource for Watch {
@@ -67,6 +71,10 @@ impl ExpertSource for Watch {
         let lease = self.inner.next_arrival();
         self.left_at = count();
         lease
+    }
+
+    fn at_hand(&self) -> usize {
+        self.inner.at_hand()
     }
 
     fn lookahead(&self) -> u32 {
@@ -87,7 +95,10 @@ impl ExpertSource for Watch {
 fn nothing_is_allocated_while_a_barrier_is_open() {
     let checkpoint = load("models/argo-mini");
     let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
-    for guess in [GuessSource::None, GuessSource::Router, GuessSource::Draft] {
+    let guesses = [GuessSource::None, GuessSource::Router, GuessSource::Draft];
+    let all = Activations::ALL.into_iter().flat_map(|activations| guesses.map(|guess| (activations, guess)));
+    for (activations, guess) in all {
+        decoder.use_activations(activations);
         let options = SessionOptions { max_context: 64, max_rows: 16, clock: Clock::start(), guess };
         let mut s = Session::new(decoder.clone(), options).unwrap();
         let inner = TestSource::new(&checkpoint.experts);
@@ -99,7 +110,9 @@ fn nothing_is_allocated_while_a_barrier_is_open() {
         for token in [30, 31, 32, 33, 30, 31] {
             s.forward(&[token], Phase::Decode, &mut source, Logits::Last, None).unwrap();
         }
-        assert_eq!(source.outside, 0, "{guess:?}");
+        assert_eq!(source.outside, 0, "{activations}, {guess:?}");
+        let int8 = decoder.activation_counts().of(WeightForm::Mxfp4, Activations::Int8);
+        assert_eq!(int8 > 0, activations == Activations::Int8);
         assert!(source.calls > 4 * 11 * 7);
         assert_eq!(source.hints > 0, guess != GuessSource::None);
 
@@ -107,7 +120,50 @@ fn nothing_is_allocated_while_a_barrier_is_open() {
         source.inner.barriers.reserve(64);
         let before = count();
         s.forward(&[40], Phase::Decode, &mut source, Logits::Last, None).unwrap();
-        assert_eq!(count() - before, 11, "{guess:?}: one list of experts per barrier, kept by the test's source");
+        assert_eq!(
+            count() - before,
+            11,
+            "{activations}, {guess:?}: one list of experts per barrier, kept by the test's source"
+        );
+    }
+}
+
+#[test]
+fn threads_have_their_working_space_before_the_first_layer() {
+    let checkpoint = load("models/argo-mini");
+    let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
+    decoder.use_threads(2);
+    let caller = std::thread::current().id();
+    let of_worker = || {
+        let seen = Mutex::new(None);
+        let all = decoder.on_each_thread(&|_| {
+            if std::thread::current().id() != caller {
+                *seen.lock().unwrap() = Some(ALLOCATIONS.with(Cell::get));
+            }
+        });
+        assert!(all, "the worker did not come by within a second");
+        seen.into_inner().unwrap().unwrap()
+    };
+    of_worker(); // what a thread allocates when it is first asked who it is
+    let (mut before, before_bytes) = of_worker();
+    let options = SessionOptions { max_context: 96, max_rows: 32, clock: Clock::start(), guess: GuessSource::Router };
+    let mut s = Session::new(decoder.clone(), options).unwrap();
+    let inner = TestSource::new(&checkpoint.experts);
+    let mut source = Watch { inner, left_at: 0, outside: 0, calls: 0, hints: 0 };
+    // int8 activations need a place of their own, beside the one that is there by then.
+    for activations in [Activations::F32, Activations::Int8] {
+        decoder.use_activations(activations);
+        // A wide pass, narrow ones, and one whose experts have rows for several parts.
+        for (rows, phase) in [(2, Phase::Prefill), (1, Phase::Decode), (32, Phase::Prefill), (1, Phase::Decode)] {
+            let tokens: Vec<u32> = (0..rows).map(|i| 5 + i % 3).collect();
+            s.forward(&tokens, phase, &mut source, Logits::Last, None).unwrap();
+        }
+        assert_eq!(source.outside, 0, "{activations}");
+        let (after, bytes) = of_worker();
+        assert_eq!(after - before, 1, "{activations}: the worker's own space, once");
+        let [two, one] = [2, 1].map(|threads| thread_bytes(decoder.config(), threads, activations));
+        assert_eq!(bytes - before_bytes, two - one, "{activations}: as much as is asked for before a run");
+        before = after;
     }
 }
 
@@ -139,7 +195,7 @@ fn steps_with_proposals_allocate_nothing_once_they_are_warm() {
             at.push(count());
             ControlFlow::Continue(())
         };
-        let beside = Beside { observer: None, speculator: Some(&mut by) };
+        let beside = Beside { speculator: Some(&mut by), ..Beside::default() };
         generate_with(&mut s, &mut source, &mut sampler, request, &mut see, beside).unwrap();
         assert_eq!(source.outside, 0, "{kind:?}");
         let passes = source.inner.barriers.len() / 11;
@@ -154,7 +210,11 @@ fn steps_with_proposals_allocate_nothing_once_they_are_warm() {
 fn nothing_is_allocated_while_texts_share_a_barrier() {
     let checkpoint = load("models/argo-mini");
     let decoder = Decoder::load(checkpoint.config, checkpoint.trunk).unwrap();
-    for guess in [GuessSource::None, GuessSource::Router] {
+    let router_int8 = (GuessSource::Router, Activations::Int8);
+    for (guess, activations) in
+        [(GuessSource::None, Activations::F32), (GuessSource::Router, Activations::F32), router_int8]
+    {
+        decoder.use_activations(activations);
         let options = SessionOptions { max_context: 64, max_rows: 16, clock: Clock::start(), guess };
         let mut batch = Batch::new(decoder.clone(), options, 3).unwrap();
         let inner = TestSource::new(&checkpoint.experts);
@@ -164,7 +224,7 @@ fn nothing_is_allocated_while_texts_share_a_barrier() {
         let request = BatchRequest { prompts: &prompts, max_new: 4, stop: &[], piece_rows: 16, sampler };
         batch.generate(&mut source, request, &mut |_, _| ControlFlow::Continue(()), None).unwrap();
         assert_eq!(batch.counters().widest_lanes, 3);
-        assert_eq!(source.outside, 0, "{guess:?}");
+        assert_eq!(source.outside, 0, "{activations}, {guess:?}");
         assert_eq!(source.hints > 0, guess == GuessSource::Router);
     }
 }

@@ -48,7 +48,8 @@ fn rig() -> &'static Rig {
         let plan = planner::plan(&model.catalog(), &drives, &Policy::FullMirror {}, 0, Default::default()).unwrap();
         let paths = drives.each_ref().map(|d| d.path.clone());
         stage(&plan, &store, &paths, StageOptions::default(), &mut |_| {}).unwrap();
-        let mounts = drives.map(|d| DriveSpec { name: d.name, path: d.path, emulate: None }).to_vec();
+        let mounts =
+            drives.map(|d| DriveSpec { name: d.name, path: d.path, emulate: None, faults: Vec::new() }).to_vec();
         std::fs::write(dir.join("plan.json"), plan.to_json().unwrap()).unwrap();
         Rig { model, plan, mounts, dir }
     })

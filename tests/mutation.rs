@@ -10,9 +10,10 @@ use argodrive::bench::config::{Asked, RunConfig};
 use argodrive::bench::evidence::{Evidence, Verdict, objections};
 use argodrive::bench::prompt_set;
 use argodrive::bench::run::{RunSpec, run};
-use argodrive::decode::KernelIsa;
 use argodrive::decode::speculate::{AcceptRule, DepthPolicy, DrafterKind};
+use argodrive::decode::{Activations, KernelIsa};
 use argodrive::drive::emulated_link::{EmulatedLink, LinkName};
+use argodrive::drive::fault_rule::DriveFault;
 use argodrive::drive::spec::{DriveSpec, Emulation};
 use argodrive::io::EngineKind;
 use argodrive::knob::{self, Knob};
@@ -20,7 +21,7 @@ use argodrive::layout::plan::{Plan, PlanDrive};
 use argodrive::layout::planner;
 use argodrive::layout::policy::Policy;
 use argodrive::open::Model;
-use argodrive::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool};
+use argodrive::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool, Shedding};
 use argodrive::stage::{StageOptions, stage};
 use argodrive::store::import::{ImportOptions, import};
 use argodrive::store::trunk::TrunkResidency;
@@ -166,6 +167,25 @@ fn case(knob: Knob, folder: &Path) -> Case {
                 c.reader.dispatch = DispatchPolicy::FirstHit;
             })
         }),
+        Knob::Faults => on_off(setup(|c| c.reader.faults = DriveFault::parse_all("a: eio @3").unwrap()), plain()),
+        Knob::MaxReadRate => on_off(setup(|c| c.reader.max_read_bytes_per_s = 2_000_000), plain()),
+        Knob::Duty => on_off(setup(|c| c.reader.duty_permille = 20), plain()),
+        Knob::Shed => {
+            // One of two drives sinks to a fiftieth, and the policy does not look at rates.
+            let sinking = |shed| {
+                setup(|c| {
+                    c.max_new = 24;
+                    c.reader.dispatch = DispatchPolicy::RoundRobin;
+                    c.reader.faults = DriveFault::parse_all("b: slow 100KB/s @150..").unwrap();
+                    c.reader.shed = shed;
+                })
+            };
+            let emulate = [Some(slow(1)), Some(slow(1))];
+            on_off(
+                Setup { emulate, ..sinking(Shedding::On) },
+                Setup { emulate, ..setup(|c| c.reader.shed = Shedding::Off) },
+            )
+        }
         Knob::Prefetch => on_off(setup(|c| c.reader.prefetch = PrefetchPolicy::SameAsLast), plain()),
         Knob::PrefetchDepth => only(setup(|c| {
             (c.reader.prefetch, c.reader.prefetch_depth) = (PrefetchPolicy::SameAsLast, 2);
@@ -192,6 +212,7 @@ fn case(knob: Knob, folder: &Path) -> Case {
         }
         Knob::Resident => on_off(setup(|c| c.resident = true), plain()),
         Knob::Kernels => only(setup(|c| c.model.kernels = "avx2".into())),
+        Knob::Activations => on_off(setup(|c| c.model.activations = Activations::Int8), plain()),
         // One thread can only be forced to be two; two take turns on products that are large enough.
         Knob::Threads => {
             Case { on: setup(|c| (c.model.threads, c.max_new) = (2, 12)), off: Some(setup(|c| c.model.threads = 1)) }
@@ -249,6 +270,19 @@ fn case(knob: Knob, folder: &Path) -> Case {
             };
             on_off(traced(true), traced(false))
         }
+        Knob::SnapshotEvery => {
+            let kept = setup(|c| {
+                c.max_new = 12;
+                c.snapshot.snapshot_every = 4;
+                c.snapshot.snapshot_dir = Some(folder.join("snapshots"));
+            });
+            on_off(kept, plain())
+        }
+        // Without a snapshot there is no state that any code could go on from.
+        Knob::Resume => only(setup(|c| {
+            c.max_new = 12;
+            c.snapshot.resume = Some(folder.join("resume"));
+        })),
     }
 }
 
@@ -273,7 +307,12 @@ impl Bench {
         let mounts: Vec<DriveSpec> = ["a", "b"]
             .into_iter()
             .zip(setup.emulate)
-            .map(|(name, emulate)| DriveSpec { name: name.into(), path: self.folder.join(name), emulate })
+            .map(|(name, emulate)| DriveSpec {
+                name: name.into(),
+                path: self.folder.join(name),
+                emulate,
+                faults: Vec::new(),
+            })
             .collect();
         let drives: Vec<PlanDrive> =
             mounts.iter().map(|m| PlanDrive { name: m.name.clone(), path: m.path.clone() }).collect();
@@ -291,6 +330,14 @@ impl Bench {
         let mut config = setup.asked.config.clone();
         config.prompt = config.prompts.is_none().then(|| setup.prompt.to_string());
         let prompts = prompt_set::encode(&self.model, &config).unwrap().tokens;
+        if let Some(at) = &setup.asked.config.snapshot.resume {
+            let writer = self::setup(|c| {
+                c.max_new = 12;
+                c.snapshot.snapshot_every = 4;
+                c.snapshot.snapshot_dir = Some(at.clone());
+            });
+            self.evidence(Knob::SnapshotEvery, &writer);
+        }
         let spec = RunSpec {
             arm: "mutation",
             asked: &setup.asked,

@@ -87,7 +87,7 @@ fn go_on(_: u32) -> ControlFlow<()> {
 /// Generates with proposals into a session that is made empty first.
 fn speculate(s: &mut Session, by: &mut Speculator, sampler: &mut Sampler, request: Request<'_>) -> Generation {
     s.reset();
-    let beside = Beside { observer: None, speculator: Some(by) };
+    let beside = Beside { speculator: Some(by), ..Beside::default() };
     generate_with(s, &mut source(), sampler, request, &mut go_on, beside).unwrap()
 }
 
@@ -148,7 +148,7 @@ fn after_every_step_the_states_have_the_bits_of_a_plain_session() {
             let want = generate(&mut plain, &mut source(), &mut greedy(), request, &mut until(end)).unwrap();
             s.reset();
             let mut by = speculator(&options(kind, 5), None);
-            let beside = Beside { observer: None, speculator: Some(&mut by) };
+            let beside = Beside { speculator: Some(&mut by), ..Beside::default() };
             let got = generate_with(&mut s, &mut source(), &mut greedy(), request, &mut until(end), beside).unwrap();
             assert_eq!((got.token_ids, got.stopped), (want.token_ids, StopReason::Interrupted));
             assert_same_state(&s, &plain, &format!("{kind:?}, {end} tokens"));
@@ -295,7 +295,7 @@ fn a_pass_awaits_the_union_of_its_rows_once_and_says_which_rows_were_kept() {
     let (prompt, text) = &models().golden[1];
     let (mut s, mut source, mut seen) = (session(), source(), Kept::default());
     let mut by = scripted(text, 4, 3);
-    let beside = Beside { observer: Some(&mut seen), speculator: Some(&mut by) };
+    let beside = Beside { observer: Some(&mut seen), speculator: Some(&mut by), ..Beside::default() };
     let request = request(prompt, 24, &[]);
     generate_with(&mut s, &mut source, &mut greedy(), request, &mut go_on, beside).unwrap();
     let passes: Vec<_> = source.barriers.chunks(11).skip(1).collect();

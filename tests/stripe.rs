@@ -30,8 +30,12 @@ const EXPERT_BYTES: u64 = 9792;
 /// Any number of drives in one folder.
 fn many(count: usize) -> Drives {
     let mut drives = Drives::new(1, None);
-    let spec =
-        |i: usize| DriveSpec { name: format!("d{i}"), path: drives.dir.path().join(format!("d{i}")), emulate: None };
+    let spec = |i: usize| DriveSpec {
+        name: format!("d{i}"),
+        path: drives.dir.path().join(format!("d{i}")),
+        emulate: None,
+        faults: Vec::new(),
+    };
     drives.specs = (0..count).map(spec).collect();
     drives.specs.iter().for_each(|d| fs::create_dir(&d.path).unwrap());
     fs::write(&drives.toml, spec::render(&drives.specs)).unwrap();
@@ -299,7 +303,7 @@ fn a_block_that_makes_too_many_reads_and_a_plan_of_another_model_are_refused() {
     let broken = drives.dir.path().join("broken.json");
     let write = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
-        fs::write(&broken, text.replacen(from, to, 1)).unwrap();
+        fs::write(&broken, prepared::unchecked(&text.replacen(from, to, 1))).unwrap();
     };
     write("\"unit_bytes\":4096", "\"unit_bytes\":5000");
     refused(argodrive(["stage"]).arg(&broken), &["broken.json", "5000", "4096"]);
@@ -323,7 +327,10 @@ fn a_block_that_makes_too_many_reads_and_a_plan_of_another_model_are_refused() {
     json_of(argodrive(["stage", "--json"]).arg(&plan));
     let manifest = drives.model_folder(0).join("drive.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replacen("\"slot\":1,", "\"slot\":0,", 1)).unwrap();
+    let wrong = text.replacen("\"slot\":1,", "\"slot\":0,", 1);
+    fs::write(&manifest, &wrong).unwrap();
+    refused(argodrive(["stage"]).arg(&plan), &["drive.json", "damaged, or changed by hand"]);
+    fs::write(&manifest, prepared::unchecked(&wrong)).unwrap();
     refused(argodrive(["stage"]).arg(&plan), &["drive.json", "slot 0 is given to two experts"]);
     // a policy that names drives nobody has, or gives one too little room
     let file = drives.dir.path().join("p.toml");

@@ -32,6 +32,7 @@ impl Place {
             name: name.into(),
             path: dir.path().join(name),
             emulate: Some(Emulation { rate_bytes_per_s: rate, ..easy_pace() }),
+            faults: Vec::new(),
         };
         let specs: Vec<DriveSpec> = ["amber", "blue"].into_iter().zip(RATES).map(drive).collect();
         for spec in &specs {

@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_is_refused_before_anything_is_written() {
         let dir = tempfile::tempdir().unwrap();
-        let drives = [DriveSpec { name: "a".into(), path: dir.path().into(), emulate: None }];
+        let drives = [DriveSpec { name: "a".into(), path: dir.path().into(), emulate: None, faults: Vec::new() }];
         let good = CeilingSpec {
             drives: &drives,
             serials: vec![],

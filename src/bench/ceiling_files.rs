@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     fn drive(path: &Path) -> DriveSpec {
-        DriveSpec { name: "amber".into(), path: path.into(), emulate: None }
+        DriveSpec { name: "amber".into(), path: path.into(), emulate: None, faults: Vec::new() }
     }
 
     fn folder() -> tempfile::TempDir {

@@ -4,7 +4,10 @@
 use super::experiment::merge;
 pub use super::model_options::{ModelOptions, OF_DRAFTS};
 use super::model_options::{check_draft, idle_draft};
+pub use super::nearest::nearest;
+pub(super) use super::nearest::with_nearest;
 use super::profile::take_tuned;
+use super::snapshots::{self, SnapshotOptions};
 use crate::decode::SpeculateOptions;
 use crate::decode::kernels::pool::MAX_THREADS;
 use crate::decode::sampler::SamplerOptions;
@@ -18,7 +21,7 @@ use std::path::{Path, PathBuf};
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
 /// Knobs that do nothing where no drive is read.
-pub(super) const READING: [Knob; 20] = [
+pub(super) const READING: [Knob; 24] = [
     Knob::Dispatch,
     Knob::Split,
     Knob::Hedge,
@@ -30,6 +33,10 @@ pub(super) const READING: [Knob; 20] = [
     Knob::Direct,
     Knob::VerifyDigests,
     Knob::ReadTimeout,
+    Knob::Faults,
+    Knob::Shed,
+    Knob::MaxReadRate,
+    Knob::Duty,
     Knob::Prefetch,
     Knob::PrefetchDepth,
     Knob::PrefetchExperts,
@@ -121,6 +128,8 @@ pub struct RunConfig {
     pub model: ModelOptions,
     /// How text is drafted and checked.
     pub draft: SpeculateOptions,
+    /// When the text is kept, and whether one goes on.
+    pub snapshot: SnapshotOptions,
     /// How experts are read.
     pub reader: ReaderOptions,
 }
@@ -144,6 +153,7 @@ impl Default for RunConfig {
             sampler: SamplerOptions::default(),
             model: ModelOptions::default(),
             draft: SpeculateOptions::default(),
+            snapshot: SnapshotOptions::default(),
             reader: ReaderOptions::default(),
         }
     }
@@ -294,6 +304,8 @@ impl RunConfig {
             return no("the prompt is empty; give --prompt or --prompt-file some text");
         }
         match (&self.prompt, &self.prompt_file, &self.prompts) {
+            // the snapshot has the prompt
+            (None, None, None) if self.snapshot.resume.is_some() => {}
             (None, None, None) => return no("no prompt: give --prompt, --prompt-file, or --prompts for a set"),
             (Some(_), Some(_), _) => return no("--prompt and --prompt-file are both given; one is enough"),
             (Some(_), _, Some(_)) | (_, Some(_), Some(_)) => {
@@ -319,6 +331,7 @@ impl RunConfig {
         s.validate().map_err(|e| ConfigError::Contradiction(e.to_string()))?;
         self.model.isa()?;
         check_draft(self)?;
+        snapshots::check(self)?;
         self.reader.check().map_err(|e| ConfigError::Contradiction(e.to_string()))
     }
 
@@ -332,20 +345,27 @@ impl RunConfig {
                 format!("prompts {}: this command takes one prompt; give --prompt or --prompt-file", set.display());
             return Err(ConfigError::Contradiction(why));
         }
-        let path = self.prompt_file.clone().unwrap_or_default();
+        let Some(path) = &self.prompt_file else {
+            return Err(ConfigError::Contradiction("no prompt: give --prompt or --prompt-file".into()));
+        };
         let fault = |reason: String| ConfigError::Contradiction(format!("--prompt-file {}: {reason}", path.display()));
-        let bytes = std::fs::read(&path).map_err(|e| fault(e.to_string()))?;
+        let bytes = std::fs::read(path).map_err(|e| fault(e.to_string()))?;
         String::from_utf8(bytes).map_err(|e| fault(format!("not UTF-8 (byte {})", e.utf8_error().valid_up_to())))
     }
 }
 
 /// What a configuration may hold and a profile may not: it says how to run, not what.
-const OF_A_RUN: [&str; 8] =
-    ["prompt", "prompt_file", "prompts", "trace", "monitor", "reference", "under_test", "resident"];
+const OF_A_RUN: [&str; 9] =
+    ["prompt", "prompt_file", "prompts", "trace", "monitor", "reference", "under_test", "resident", "snapshot"];
 
 /// The settings of a profile, checked, without the table that says where they come from.
 pub fn read_profile(path: &Path) -> Result<toml::Table, String> {
     let table = read_table(path)?;
+    if table.get("reader").is_some_and(|r| r.get("faults").is_some()) {
+        return Err(
+            "`reader.faults` belongs to a run, not to a profile: nothing that fails on purpose is promoted".into()
+        );
+    }
     match OF_A_RUN.iter().find(|k| table.contains_key(**k)) {
         Some(key) => {
             Err(format!("`{key}` belongs to a run, not to a profile; take it out, or give the file with --config"))
@@ -380,40 +400,6 @@ pub(super) fn collect_given(table: &toml::Table, given: &mut BTreeSet<Knob>) {
             _ => given.extend(Knob::named(key)),
         }
     }
-}
-
-/// Adds "did you mean" to serde's message about an unknown key.
-pub(super) fn with_nearest(message: &str) -> String {
-    let Some((_, rest)) = message.split_once("unknown field `") else { return message.trim_end().to_string() };
-    let mut quoted = rest.split('`');
-    let unknown = quoted.next().unwrap_or_default();
-    let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
-    match nearest(unknown, &known) {
-        Some(best) => format!("{}; did you mean `{best}`?", message.trim_end()),
-        None => message.trim_end().to_string(),
-    }
-}
-
-/// The known name with the fewest edits from `word`, if it is close enough to be meant.
-pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let best = known.iter().map(|k| (edits(word, k), *k)).min()?;
-    (best.0 <= word.len().max(best.1.len()).div_ceil(3)).then_some(best.1)
-}
-
-/// Levenshtein distance.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 
 use super::config::{ModelOptions, RunConfig};
 use super::seen::Seen;
+use super::snapshots::SnapshotOptions;
 use super::{
-    evidence_ahead as ahead, evidence_decode as decode, evidence_draft as draft, evidence_reader as reader,
-    evidence_trunk,
+    evidence_ahead as ahead, evidence_decode as decode, evidence_draft as draft, evidence_faults as faulty,
+    evidence_reader as reader, evidence_snapshot as snapshot, evidence_trunk,
 };
 use crate::decode::SpeculateOptions;
 use crate::decode::sampler::SamplerOptions;
@@ -79,7 +80,7 @@ pub fn judge(
         max_new,
         under_test: _, // decides what must be proved; nothing to prove itself
         sampler: SamplerOptions { temperature, top_p, top_k, seed },
-        model: ModelOptions { kernels, threads, trunk, affinity, parallel, prefill_rows, max_context },
+        model: ModelOptions { kernels, activations, threads, trunk, affinity, parallel, prefill_rows, max_context },
         draft:
             SpeculateOptions {
                 speculate,
@@ -87,6 +88,12 @@ pub fn judge(
                 draft_depth,
                 draft_policy,
                 draft_accept,
+            },
+        snapshot:
+            SnapshotOptions {
+                snapshot_every,
+                snapshot_dir: _, // where its files go, in the record
+                resume,
             },
         reader:
             ReaderOptions {
@@ -111,10 +118,15 @@ pub fn judge(
                 prefetch_table: _, // input of the policy
                 cache_bytes,
                 cache_policy,
-                cache_heat: _,     // input of the policy
-                demand_reserve: _, // set by the run from the model
-                trace_reads: _,    // sized by the run for `trace`
-                trace_barriers: _, // sized by the run for `trace`
+                cache_heat: _, // input of the policy
+                shed,
+                max_read_bytes_per_s,
+                duty_permille,
+                faults,
+                stage_arguments: _, // words of a message
+                demand_reserve: _,  // set by the run from the model
+                trace_reads: _,     // sized by the run for `trace`
+                trace_barriers: _,  // sized by the run for `trace`
             },
     } = config;
     let drafting = config.draft.is_on();
@@ -133,6 +145,10 @@ pub fn judge(
             Knob::Direct => reader::direct(case, *direct),
             Knob::VerifyDigests => reader::verify_digests(case, *verify_digests),
             Knob::ReadTimeout => reader::read_timeout(case, *read_timeout_ms),
+            Knob::Faults => faulty::faults(case, faults),
+            Knob::Shed => faulty::shed(case, shed.acts(*dispatch)),
+            Knob::MaxReadRate => faulty::max_read_rate(case, *max_read_bytes_per_s),
+            Knob::Duty => faulty::duty(case, *duty_permille),
             Knob::Prefetch => ahead::prefetch(case, *prefetch),
             Knob::PrefetchDepth => ahead::depth(case, *prefetch_depth, *prefetch),
             Knob::PrefetchExperts => ahead::experts(case, *prefetch_experts),
@@ -146,6 +162,7 @@ pub fn judge(
             Knob::Link => reader::link(case),
             Knob::Resident => decode::resident(case, *resident),
             Knob::Kernels => decode::kernels(case, kernels),
+            Knob::Activations => decode::activations(case, *activations),
             Knob::Threads => decode::threads(case, *threads, affinity),
             Knob::Trunk => evidence_trunk::residency(case, *trunk),
             Knob::Affinity => evidence_trunk::affinity(case, affinity),
@@ -165,6 +182,8 @@ pub fn judge(
             Knob::Trace => decode::trace(case, trace.is_some()),
             Knob::Reference => decode::reference(case, *reference),
             Knob::Monitor => decode::monitor(case, trace.is_some() && *monitor),
+            Knob::SnapshotEvery => snapshot::every(case, *snapshot_every, config.draft.rows()),
+            Knob::Resume => snapshot::resume(case, resume.is_some()),
         };
         Evidence { name: knob.name().into(), asked, seen, verdict, under_test: under_test.contains(&knob) }
     };

@@ -4,10 +4,10 @@ use super::affinity::Affinity;
 use super::config::ModelOptions;
 use super::evidence::{Case, Judged, Verdict, limit, on_off, switch};
 use super::seen::Traced;
-use crate::decode::KernelIsa;
 use crate::decode::batch::seed_of;
 use crate::decode::generate::StopReason;
 use crate::decode::sampler::SamplerState;
+use crate::decode::{Activations, KernelIsa, WeightForm};
 
 /// On: memory handed experts out and no drive was read. Off: memory handed out nothing.
 pub(super) fn resident(case: &Case<'_>, asked: bool) -> Judged {
@@ -32,8 +32,39 @@ pub(super) fn kernels(case: &Case<'_>, asked: &str) -> Judged {
         (0, 0) => Verdict::Unverified,
         _ => Verdict::Contradicted,
     };
+    let int8: u64 = WeightForm::ALL.into_iter().map(|f| case.seen.activations.of(f, Activations::Int8)).sum();
+    let portable = match (wanted, int8) {
+        (KernelIsa::Neon, 1..) => format!("; of these, the {int8} with int8 activations are portable Rust"),
+        _ => String::new(),
+    };
     let asked = if asked == "auto" { format!("auto ({wanted})") } else { asked.to_string() };
-    (asked, verdict, format!("matrix products: {}", text.join(", ")))
+    (asked, verdict, format!("matrix products: {}{portable}", text.join(", ")))
+}
+
+/// On: every product of weights that take int8 activations had them. Off: there were products, and none had.
+pub(super) fn activations(case: &Case<'_>, asked: Activations) -> Judged {
+    let count = |form, activations| case.seen.activations.of(form, activations);
+    let forms = |takes: bool| WeightForm::ALL.into_iter().filter(move |f| f.takes_int8() == takes);
+    let sum = |takes, activations| forms(takes).map(|form| count(form, activations)).sum::<u64>();
+    let int8 = sum(true, Activations::Int8) + sum(false, Activations::Int8);
+    // of weights that take int8 activations, and of all others
+    let (f32, others) = (sum(true, Activations::F32), sum(false, Activations::F32));
+    let verdict = match (asked, int8, f32, f32 + others) {
+        (Activations::Int8, 1.., 0, _) | (Activations::F32, 0, _, 1..) => Verdict::Proved,
+        (_, 0, 0, _) => Verdict::Unverified,
+        _ => Verdict::Contradicted,
+    };
+    let text: Vec<String> = forms(true)
+        .map(|form| {
+            let [int8, f32] = [Activations::Int8, Activations::F32].map(|a| count(form, a));
+            format!("{} {int8} with int8 activations and {f32} with f32", form.name())
+        })
+        .collect();
+    let nothing = match int8 + f32 {
+        0 => format!(": the model has no such weights; {others} of others with f32"),
+        _ => String::new(),
+    };
+    (asked.to_string(), verdict, format!("products of {}{nothing}", text.join(", ")))
 }
 
 /// So many threads shared products, and each of them computed parts of some.

@@ -3,7 +3,9 @@
 
 use super::config::RunConfig;
 use super::guards::available_bytes;
-use crate::decode::memory::SessionBytes;
+use crate::decode::Activations;
+use crate::decode::memory::{SessionBytes, thread_bytes};
+use crate::decode::snapshot::snapshot_bytes;
 use crate::decode::speculate::DrafterKind;
 use crate::model::config::ModelConfig;
 use crate::open::{Model, measure_draft};
@@ -13,13 +15,17 @@ use crate::open::{Model, measure_draft};
 pub struct RunBytes {
     /// States, caches and working memory of the session, or of all lanes.
     pub session_bytes: u64,
+    /// Working space of the threads that compute.
+    pub thread_bytes: u64,
     /// Slots for experts on their way, or every expert.
     pub expert_bytes: u64,
-    /// Weights and session of the draft model.
+    /// Weights and session of the draft model, and working space of its threads.
     pub draft_bytes: u64,
     /// Buffers of a streamed trunk. One that is loaded was asked for when the model was opened, one that is mapped can be given
     /// back.
     pub trunk_bytes: u64,
+    /// The copy of a text's state that is being written as a snapshot.
+    pub snapshot_bytes: u64,
 }
 
 /// What a run takes beside its session and experts.
@@ -73,11 +79,14 @@ impl RunBytes {
         let verify_rows = config.draft.rows();
         let session = SessionBytes::of_lanes(model, text, load.rows.max(load.lanes).max(verify_rows), load.lanes)
             .with_verify(model, verify_rows);
-        // The draft model's state is put back from a copy, so it is there twice.
+        let threads = config.model.compute_threads();
+        let thread_bytes_of = |model, activations| thread_bytes(model, threads, activations);
+        // The draft model's state is put back from a copy, so it is there twice. Its activations stay exact.
         let draft_bytes = extra.draft.map_or(0, |d| {
             let own = SessionBytes::of(d.config, text.min(d.config.max_position_embeddings), load.rows.max(1));
             let copy = own.kda_state_bytes.saturating_add(own.conv_history_bytes);
-            d.trunk_bytes.saturating_add(own.total_bytes()).saturating_add(copy)
+            let parts = [d.trunk_bytes, own.total_bytes(), copy, thread_bytes_of(d.config, Activations::F32)];
+            parts.into_iter().fold(0, u64::saturating_add)
         });
         let bank = || {
             let moe = model.moe.as_ref()?;
@@ -89,13 +98,28 @@ impl RunBytes {
             (Some(_), true) => bank().unwrap_or(0),
             (Some(_), false) => config.reader.buffer_bytes,
         };
-        Self { session_bytes: session.total_bytes(), expert_bytes, draft_bytes, trunk_bytes: extra.trunk_bytes }
+        let snapshot_bytes = if config.snapshot.snapshot_every > 0 { snapshot_bytes(model, text) } else { 0 };
+        Self {
+            session_bytes: session.total_bytes(),
+            thread_bytes: thread_bytes_of(model, config.model.activations),
+            expert_bytes,
+            draft_bytes,
+            trunk_bytes: extra.trunk_bytes,
+            snapshot_bytes,
+        }
     }
 
     /// All of it.
     pub fn total_bytes(&self) -> u64 {
-        let beside = self.draft_bytes.saturating_add(self.trunk_bytes);
-        self.session_bytes.saturating_add(self.expert_bytes).saturating_add(beside)
+        let parts = [
+            self.session_bytes,
+            self.thread_bytes,
+            self.expert_bytes,
+            self.draft_bytes,
+            self.trunk_bytes,
+            self.snapshot_bytes,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -138,10 +162,11 @@ fn check_against(
         lanes => format!("{lanes} texts at once, the longest prompt of {} tokens,", load.longest),
     };
     let said = format!(
-        "{texts} in passes of {} takes {} MiB and experts {} MiB{}{}; {} MiB can be had",
+        "{texts} in passes of {} takes {} MiB, experts {} MiB and working space of threads {} MiB{}{}{}; {} MiB can be had",
         load.rows,
         mib(needed.session_bytes),
         mib(needed.expert_bytes),
+        mib(needed.thread_bytes),
         if extra.draft.is_some() {
             format!(", the draft model {} MiB", mib(needed.draft_bytes))
         } else {
@@ -151,6 +176,10 @@ fn check_against(
             format!(", buffers of the trunk {} MiB", mib(extra.trunk_bytes))
         } else {
             String::new()
+        },
+        match needed.snapshot_bytes {
+            0 => String::new(),
+            bytes => format!(", a copy for snapshots {} MiB", mib(bytes)),
         },
         mib(available)
     );

@@ -74,7 +74,7 @@ mod tests {
         let mut config = RunConfig { prompt_file: Some(prompt.clone()), ..RunConfig::default() };
         config.reader.cache_heat = Some(dir.path().join("missing.csv"));
         assert_eq!(of_run(&config, None), BTreeMap::from([(PROMPT.to_string(), digest(b"abc"))]));
-        let drive = DriveSpec { name: "a".into(), path: "/a".into(), emulate: None };
+        let drive = DriveSpec { name: "a".into(), path: "/a".into(), emulate: None, faults: Vec::new() };
         let with = of_run(&config, Some(std::slice::from_ref(&drive)));
         assert_eq!(with[DRIVES], drives_digest(std::slice::from_ref(&drive)));
         assert_ne!(with[DRIVES], drives_digest(&[DriveSpec { path: "/b".into(), ..drive }]));

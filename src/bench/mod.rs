@@ -1,5 +1,6 @@
 //! Measuring: one run with its record, and ladders of them. Builds runs through `open`, prints nothing.
 
+pub mod activations;
 pub mod affinity;
 pub mod against;
 pub mod campaign;
@@ -19,7 +20,9 @@ pub mod evidence;
 mod evidence_ahead;
 mod evidence_decode;
 mod evidence_draft;
+mod evidence_faults;
 mod evidence_reader;
+mod evidence_snapshot;
 mod evidence_trunk;
 pub mod experiment;
 pub mod fits;
@@ -27,6 +30,7 @@ pub mod guards;
 pub mod inputs;
 pub mod ladder;
 pub mod model_options;
+mod nearest;
 pub mod planning;
 pub mod profile;
 pub mod prompt_set;
@@ -40,9 +44,11 @@ pub mod sampled;
 pub mod seen;
 pub mod simulate;
 pub mod simulate_drives;
+pub mod snapshots;
 pub mod speculation;
 pub mod synth_check;
 pub mod texts;
+pub mod trouble;
 pub mod trunk_error;
 pub mod tune;
 pub mod what_if;

@@ -3,10 +3,10 @@
 
 use super::affinity::Affinity;
 use super::config::{ConfigError, RunConfig};
-use crate::decode::KernelIsa;
 use crate::decode::generate::DEFAULT_PIECE_ROWS;
 use crate::decode::kernels::pool::MAX_THREADS;
 use crate::decode::speculate::DrafterKind;
+use crate::decode::{Activations, KernelIsa};
 use crate::knob::Knob;
 use crate::store::trunk::TrunkResidency;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,8 @@ use std::collections::BTreeSet;
 pub struct ModelOptions {
     /// `auto`, `scalar` or `avx2`.
     pub kernels: String,
+    /// What activations are in products of MXFP4 and int8 weights.
+    pub activations: Activations,
     /// Threads that compute; 0 is one for each processor that `affinity` gives them.
     pub threads: usize,
     /// Where the trunk is.
@@ -36,6 +38,7 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             kernels: "auto".into(),
+            activations: Activations::F32,
             threads: 0,
             trunk: TrunkResidency::Mapped,
             affinity: Affinity::default(),

@@ -1,14 +1,17 @@
 //! Run records: what was asked, what was seen, on which machine; written atomically, one folder per experiment
 //! (DESIGN.md section 5). Data and paths only; `run` and `ladder` fill them.
 
+use super::activations::{self, ActivationsRecord};
 use super::config::RunConfig;
 use super::environment::Environment;
 use super::evidence::Evidence;
 use super::guards::Guard;
 use super::reference::ReferenceRecord;
 use super::seen::TrunkSeen;
+use super::snapshots::{ResumeRecord, SnapshotRecord};
 use super::speculation::SpeculationRecord;
 use super::texts::SetRecord;
+use super::trouble::{FAULTS_LABEL, TroubleRecord};
 use crate::decode::generate::Rates;
 use crate::replay::verdict::Verdict;
 use crate::store::manifest::StoreManifest;
@@ -103,6 +106,9 @@ pub struct MountRecord {
     pub file_system: Option<String>,
     /// Emulated pace, if any, as in drives.toml.
     pub emulate: Option<String>,
+    /// Faults of drives.toml, if any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<String>,
 }
 
 /// What reading the prompt asked of drives. A prompt of at most `prefill_rows` tokens is one pass, in which every layer asks
@@ -191,6 +197,9 @@ pub struct RunRecord {
     /// The model's trunk; those of older programs are mapped and bfloat16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<TrunkRecord>,
+    /// What activations were in products; those of older programs are f32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activations: Option<ActivationsRecord>,
     /// Digest of the model's config.json.
     pub config_digest: String,
     /// Hash of the plan, paths left out.
@@ -201,7 +210,16 @@ pub struct RunRecord {
     pub rates: Rates,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens generated.
+    /// Passes over the prompt, 0 for a text that went on from a snapshot; records of older programs do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_passes: Option<u64>,
+    /// The snapshot that the text went on from; `None` for one that began with its prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed: Option<ResumeRecord>,
+    /// What snapshots took; `None` when none were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<SnapshotRecord>,
+    /// Tokens generated, those before it went on included.
     pub generated_tokens: usize,
     /// Hash of the generated ids.
     pub token_hash: String,
@@ -228,6 +246,9 @@ pub struct RunRecord {
     pub drives: Vec<DriveRecord>,
     /// Whether any drive's pace was emulated: then no figure here is a speed of the hardware.
     pub emulated: bool,
+    /// What went wrong with drives, on purpose or not; `None` if nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<TroubleRecord>,
     /// Every setting: asked, seen, verdict.
     pub settings: Vec<Evidence>,
     /// Every guard: what it saw, and whether it held.
@@ -251,9 +272,23 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
-    /// What must be said beside every figure of it; `None` for the released weights.
+    /// What must be said of its trunk; `None` for the released weights.
     pub fn trunk_label(&self) -> Option<&'static str> {
         self.trunk.as_ref().and_then(|t| t.format.label())
+    }
+
+    /// Reads failed on purpose, or were to.
+    pub fn has_faults(&self) -> bool {
+        self.trouble.as_ref().is_some_and(TroubleRecord::is_injected)
+    }
+
+    /// What must be said beside every figure of it: of faults on purpose, of its trunk and of its activations.
+    pub fn label(&self) -> Option<String> {
+        let faults = self.has_faults().then(|| FAULTS_LABEL.to_string());
+        let trunk = self.trunk.as_ref().map(|t| t.format).unwrap_or_default();
+        let inexact = activations::label(trunk, self.config.model.activations);
+        let all: Vec<String> = faults.into_iter().chain(inexact).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 }
 

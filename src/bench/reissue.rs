@@ -7,6 +7,7 @@ use super::guards::{Guard, GuardVerdict, RunFacts, Watch};
 use super::record::DriveRecord;
 use super::run_figures::drive_records;
 use super::seen::{ResidencySample, Seen};
+use super::trouble::TroubleRecord;
 use crate::clock::Clock;
 use crate::drive::spec::DriveSpec;
 use crate::knob::Knob;
@@ -25,9 +26,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Settings that have nothing to act on here: nothing is decoded, and the trace is not a choice.
-const WITHOUT_EFFECT: [Knob; 20] = [
+const WITHOUT_EFFECT: [Knob; 23] = [
     Knob::Resident,
     Knob::Kernels,
+    Knob::Activations,
     Knob::Threads,
     Knob::Trunk,
     Knob::Affinity,
@@ -46,6 +48,8 @@ const WITHOUT_EFFECT: [Knob; 20] = [
     Knob::Special,
     Knob::Trace,
     Knob::Reference,
+    Knob::SnapshotEvery,
+    Knob::Resume,
 ];
 
 /// What to read again.
@@ -127,6 +131,9 @@ pub struct ReissueRecord {
     pub plan_hash: String,
     /// Some drive's pace was emulated: no figure is a speed of the hardware.
     pub emulated: bool,
+    /// What went wrong with drives, on purpose or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<TroubleRecord>,
     /// What lay between barriers.
     pub gaps: Gaps,
     /// Sum of the gaps that were waited for, as recorded.
@@ -191,6 +198,8 @@ pub fn run(spec: &ReissueSpec<'_>, keep_going: &dyn Fn() -> bool) -> Result<Reis
 
     let (drives, emulated) = (drive_records(&counters), counters.drives.iter().any(|d| d.capabilities.emulated));
     let reissued_bytes = counters.payload_bytes();
+    let trouble = TroubleRecord::of(&counters);
+    let faults = trouble_faults(trouble.as_ref());
     let seen = Seen { reader: Some(counters), residency, ..Seen::default() };
     let mut under_test: BTreeSet<Knob> = spec.asked.given.clone();
     under_test.insert(Knob::Layout);
@@ -227,6 +236,7 @@ pub fn run(spec: &ReissueSpec<'_>, keep_going: &dyn Fn() -> bool) -> Result<Reis
         let header = TraceHeader {
             rates: rates.clone(),
             reissued: Some(reissued),
+            faults,
             ..TraceHeader::new(handle.drives().to_vec())
         };
         log::write(folder, &header, &trace)?;
@@ -236,6 +246,7 @@ pub fn run(spec: &ReissueSpec<'_>, keep_going: &dyn Fn() -> bool) -> Result<Reis
         out: spec.out.filter(|_| complete.is_ok()).map(Path::to_path_buf),
         plan_hash,
         emulated,
+        trouble,
         gaps: spec.gaps,
         gaps_ns: gaps.recorded_ns,
         gaps_late_ns: stats::quantiles(&gaps.late_ns, &[0.5, 0.99]).ok().map(|q| (q[0], q[1])),
@@ -251,6 +262,11 @@ pub fn run(spec: &ReissueSpec<'_>, keep_going: &dyn Fn() -> bool) -> Result<Reis
         guards,
         rejected,
     })
+}
+
+/// Faults on purpose, in words.
+pub(super) fn trouble_faults(trouble: Option<&TroubleRecord>) -> Vec<String> {
+    trouble.into_iter().flat_map(|t| &t.injected).map(|f| format!("{}: {}", f.drive, f.fault)).collect()
 }
 
 /// The rows of the comparison. The n-th barrier of the new trace is the n-th of the recorded one.

@@ -1,6 +1,7 @@
 //! One measured run: a configuration, a prompt, drives; out come text, rates, what each drive did, and whether every
 //! setting fired. A run that does not count comes back with its reasons in `rejected`; the caller decides what to do.
 
+use super::activations::{ActivationsRecord, use_activations};
 use super::affinity::Placed;
 use super::config::{Asked, ConfigError, RunConfig};
 use super::environment;
@@ -9,12 +10,15 @@ use super::guards::{GuardVerdict, RunFacts, Watch};
 use super::inputs;
 use super::record::{RECORD_VERSION, RunRecord, TrunkRecord, utc_now};
 use super::reference;
+use super::reissue::trouble_faults;
 use super::route_tap::RouteTap;
 use super::run_figures::{barrier_mean_ns, drive_records, mount_record, prefill_record, verdict};
 use super::sampled::{RunMonitor, RunWindows};
 use super::seen::{ResidencySample, Seen, Traced, TrunkSeen, kernel_calls};
+use super::snapshots::SnapshotRecord;
 use super::speculation::SpeculationRecord;
 use super::texts::{Generated, Texts};
+use super::trouble::TroubleRecord;
 use crate::clock::Clock;
 use crate::decode::batch::Sequence;
 use crate::decode::generate::{GenerateError, Generation, StopReason};
@@ -123,6 +127,7 @@ pub fn run_texts(
     if config.reference {
         reference::check(model)?;
     }
+    use_activations(model, config)?;
     let draft = model.draft(&config.draft, config.model.isa()?)?;
     let started = utc_now();
     let clock = Clock::start();
@@ -138,8 +143,11 @@ pub fn run_texts(
         give_threads(&draft.decoder, config);
     }
     let (calls, chunks) = (kernel_calls(&model.decoder), model.decoder.thread_chunks());
+    let forms = model.decoder.activation_counts();
     let mut texts = Texts::new(model, config, spec.prompts, config.reader.prefetch, clock)?;
     texts.speculate(model, config, draft.as_ref())?;
+    texts.resume(model, config, spec.prompts)?;
+    texts.keep(model, config, spec.prompts)?;
     let mut tap = None;
     let monitor = start_monitor(spec, clock)?;
     let (generated, handle) = decode(model, spec, (&mut texts, &placed), (&mut seen, &mut tap), on_token)?;
@@ -157,6 +165,7 @@ pub fn run_texts(
     // The model is shared between runs; only this run's products count.
     seen.kernel_calls =
         kernel_calls(&model.decoder).into_iter().zip(calls).map(|((i, a), (_, b))| (i, a - b)).collect();
+    seen.activations = model.decoder.activation_counts().since(&forms);
     seen.thread_chunks = seen.thread_chunks.iter().zip(&chunks).map(|(a, b)| a - b).collect();
     let mut trace = handle.as_ref().and_then(ReaderHandle::take_trace);
     let rates = counters.as_ref().map(|c| measured::rates(c, &config.reader.rates, trace.as_ref())).unwrap_or_default();
@@ -171,7 +180,11 @@ pub fn run_texts(
         .filter(|_| handle.is_some() || trunk.blocks.is_none());
     let hash = generated.token_hash();
     // What was read for nothing came from the drives too.
-    let read_bytes: u64 = counters.iter().flat_map(|c| &c.drives).map(|d| d.read_bytes + d.prefetch.wasted.bytes).sum();
+    let read_bytes: u64 = counters
+        .iter()
+        .flat_map(|c| &c.drives)
+        .map(|d| d.read_bytes + d.prefetch.wasted.bytes + d.good_probes.bytes)
+        .sum();
     let read_bytes = read_bytes + trunk_bytes_of(model, spec, &trunk);
     let guards = watch.finish(&RunFacts {
         streamed: spec.streamed.filter(|_| counters.is_some()),
@@ -204,11 +217,18 @@ pub fn run_texts(
         arm: spec.arm.to_string(),
         model_id: model.manifest.model_id.clone(),
         trunk: Some(TrunkRecord::of(&model.manifest, &trunk)),
+        activations: Some(ActivationsRecord::of(config, &seen)),
         config_digest: model.manifest.config_digest.to_string(),
         plan_hash,
         started,
         rates: generation.rates(),
         prompt_tokens: generation.prompt_tokens,
+        prefill_passes: Some(seen.prefill_passes),
+        resumed: seen.resumed.clone(),
+        snapshots: seen
+            .snapshots
+            .as_ref()
+            .map(|c| SnapshotRecord::of(config.snapshot.folder(&model.folder), c, generation.decode_ns())),
         generated_tokens: generation.token_ids.len(),
         token_hash: hash,
         io_wait_share: generation.io_wait_share(),
@@ -223,6 +243,7 @@ pub fn run_texts(
         reference: seen.reference.clone(),
         drives: counters.map(drive_records).unwrap_or_default(),
         emulated: counters.is_some_and(|c| c.drives.iter().any(|d| d.capabilities.emulated)),
+        trouble: counters.and_then(TroubleRecord::of),
         settings,
         guards,
         rejected,
@@ -277,6 +298,7 @@ fn decode(
     match streamed {
         Some((plan, mounts)) => {
             let mut options = config.reader.clone();
+            options.stage_arguments = stage_arguments(config);
             let traced = config.trace.is_some() && !knob::skipped(Knob::Trace);
             if config.model.parallel > 1 {
                 // A pass that extends the texts asks each layer for so many at most; it must not come in waves.
@@ -304,7 +326,7 @@ fn decode(
             let lens = || spec.prompts.iter().map(Vec::len);
             let at_once =
                 spec.prompts.len() <= config.model.parallel && lens().sum::<usize>() <= config.model.prefill_rows;
-            if config.prompts.is_none() || at_once {
+            if texts.reads_prompt() && (config.prompts.is_none() || at_once) {
                 seen.prefill_delivered = Some(at_first.unwrap_or_else(|| handle.delivered()));
             }
             Ok((generated, Some(handle)))
@@ -318,6 +340,13 @@ fn decode(
             Ok((generated, None))
         }
     }
+}
+
+/// What `argodrive stage` takes for the plan of a run.
+fn stage_arguments(config: &RunConfig) -> Option<String> {
+    let plan = config.plan.as_ref()?.display();
+    let drives = config.drives.as_ref().map(|d| format!(" --drives {}", d.display()));
+    Some(format!("{plan}{}", drives.unwrap_or_default()))
 }
 
 /// Bytes of a streamed trunk that came from a device under one of the run's drives.
@@ -413,6 +442,7 @@ fn write_trace(
         decode_wall_ns: (written.decode_ns > 0).then_some(written.decode_ns),
         rates: written.rates.to_vec(),
         model_id: Some(model.manifest.model_id.clone()),
+        faults: trouble_faults(TroubleRecord::of(&handle.counters()).as_ref()),
         ..TraceHeader::new(handle.drives().to_vec())
     };
     if let Some(tap) = tap {

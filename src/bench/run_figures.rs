@@ -76,6 +76,7 @@ pub(super) fn mount_record(mount: &DriveSpec) -> MountRecord {
         device: identity_of(&mount.path),
         file_system: environment::file_system(&mount.path),
         emulate: emulated_as(mount),
+        faults: mount.faults.iter().map(ToString::to_string).collect(),
     }
 }
 

@@ -4,13 +4,15 @@
 use super::affinity::AffinitySeen;
 use super::reference::ReferenceRecord;
 use super::sampled::SampledCounts;
+use super::snapshots::ResumeRecord;
 use crate::decode::generate::{Generation, StopReason};
 use crate::decode::guess::GuessesMade;
 use crate::decode::sampler::SamplerCounters;
-use crate::decode::{Decoder, KernelIsa, SessionCounters, SpeculateCounters, TrunkBlocks};
+use crate::decode::{ActivationCounts, Decoder, KernelIsa, SessionCounters, SpeculateCounters, TrunkBlocks};
 use crate::drive::spec::DriveSpec;
 use crate::ids::{DriveId, Extent};
 use crate::layout::plan::Plan;
+use crate::open::SnapshotCounters;
 use crate::reader::{Delivered, ReaderCounters};
 use crate::source::BlockCounters;
 use crate::source::guess::GuessCountsByDepth;
@@ -39,6 +41,8 @@ pub struct Seen {
     pub residency: Option<(Residency, Residency)>,
     /// Matrix products by the instruction set whose code computed them.
     pub kernel_calls: Vec<(KernelIsa, u64)>,
+    /// Matrix products by the form of their weights and by what activations were.
+    pub activations: ActivationCounts,
     /// Parts of products that each compute thread did, the calling thread's first.
     pub thread_chunks: Vec<u64>,
     /// What was done with the trunk; `None` when no model was run.
@@ -51,6 +55,12 @@ pub struct Seen {
     pub guesses_made: GuessesMade,
     /// What was proposed and what came of it; `None` when nobody proposed.
     pub speculation: Option<SpeculateCounters>,
+    /// Snapshots written; `None` when nobody wrote any.
+    pub snapshots: Option<SnapshotCounters>,
+    /// The snapshot that the text went on from.
+    pub resumed: Option<ResumeRecord>,
+    /// Passes over prompts.
+    pub prefill_passes: u64,
     /// Rows of the widest pass over prompts.
     pub widest_rows: u64,
     /// Texts of the widest decode pass.
@@ -82,6 +92,8 @@ pub struct Seen {
 pub struct TextSeen {
     /// Tokens generated.
     pub generated: usize,
+    /// Of these, before the text went on from a snapshot.
+    pub resumed: usize,
     /// Why it ended.
     pub stopped: StopReason,
     /// Tokens of text that its session or lane held at the end.

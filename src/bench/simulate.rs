@@ -165,6 +165,10 @@ pub fn load(spec: &SimulateSpec<'_>) -> Result<Loaded, SimulateError> {
     if alignment_bytes.is_none() {
         assumptions.push(format!("reads are aligned to {USUAL_ALIGNMENT} bytes: neither profile nor trace says"));
     }
+    if !header.faults.is_empty() {
+        let faults = header.faults.join("; ");
+        assumptions.push(format!("INJECTED FAULTS in the recorded run ({faults}); simulated drives have none"));
+    }
     assumptions.push("compute takes as long as recorded; failed reads and hedges are not simulated".into());
     let alignment_bytes = alignment_bytes.unwrap_or(USUAL_ALIGNMENT);
     Ok(Loaded { header, work, drives, alignment_bytes, assumptions })

@@ -5,13 +5,16 @@ use super::config::RunConfig;
 use super::record::token_hash;
 use super::run::RunError;
 use super::seen::{Seen, TextSeen};
+use super::snapshots::{self, ResumeRecord};
 use crate::clock::Clock;
 use crate::decode::batch::{BatchGeneration, BatchRequest, Sequence};
 use crate::decode::generate::{Beside, GenerateError, Generation, Request, StopReason, generate_with};
 use crate::decode::sampler::{Sampler, SamplerCounters};
+use crate::decode::snapshot::Snapshots;
 use crate::decode::{Batch, Observer, Session, SessionCounters, Speculator, TrunkBlocks};
 use crate::io::paced::PacedDrive;
-use crate::open::{DraftModel, Model, OpenError};
+use crate::knob::{self, Knob};
+use crate::open::{DraftModel, Model, OpenError, Resumable, SnapshotError, SnapshotWriter};
 use crate::reader::PrefetchPolicy;
 use crate::source::ExpertSource;
 use serde::{Deserialize, Serialize};
@@ -89,6 +92,10 @@ pub(super) struct OneText {
     session: Session,
     sampler: Sampler,
     speculator: Option<Speculator>,
+    writer: Option<SnapshotWriter>,
+    resumed: Option<ResumeRecord>,
+    /// What was generated before it went on.
+    before: Vec<u32>,
 }
 
 /// One text, or lanes.
@@ -110,7 +117,8 @@ impl Texts {
         let m = &config.model;
         if config.prompts.is_none() {
             let session = model.session(m.max_context, m.prefill_rows, prefetch, clock)?;
-            return Ok(Self::One(Box::new(OneText { session, sampler, speculator: None })));
+            let (speculator, writer, resumed, before) = (None, None, None, Vec::new());
+            return Ok(Self::One(Box::new(OneText { session, sampler, speculator, writer, resumed, before })));
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0).saturating_add(config.max_new);
         let batch = model.batch((m.max_context, longest), m.prefill_rows, m.parallel, prefetch, clock)?;
@@ -164,6 +172,49 @@ impl Texts {
         Ok(())
     }
 
+    /// Goes on from the snapshot that the configuration names, if it names one.
+    pub(super) fn resume(&mut self, model: &Model, config: &RunConfig, prompts: &[Vec<u32>]) -> Result<(), OpenError> {
+        let (Self::One(one), Some(at)) = (self, config.snapshot.resume.as_ref()) else { return Ok(()) };
+        if knob::skipped(Knob::Resume) {
+            return Ok(());
+        }
+        let (clock, OneText { session, sampler, .. }) = (one.session.clock(), &mut **one);
+        let start_ns = clock.now_ns();
+        let mut found = Resumable::find(at)?;
+        let tokens = found.restore(model, session, sampler)?;
+        let same_prompt = prompts.first() == Some(&tokens.prompt);
+        if let Some(reason) = snapshots::differs(&found, &snapshots::run_of(model, config), same_prompt) {
+            return Err(SnapshotError::Other { path: found.path().to_path_buf(), reason }.into());
+        }
+        one.resumed = Some(ResumeRecord {
+            from: found.path().to_path_buf(),
+            bytes: found.bytes(),
+            tokens: tokens.generated.len(),
+            position: one.session.position(),
+            restore_ns: clock.now_ns() - start_ns,
+        });
+        one.before = tokens.generated;
+        Ok(())
+    }
+
+    /// Whether a prompt is read: a text that goes on has had it.
+    pub(super) fn reads_prompt(&self) -> bool {
+        !matches!(self, Self::One(one) if one.resumed.is_some())
+    }
+
+    /// Has the text kept as the configuration says.
+    pub(super) fn keep(&mut self, model: &Model, config: &RunConfig, prompts: &[Vec<u32>]) -> Result<(), OpenError> {
+        let Self::One(one) = self else { return Ok(()) };
+        if config.snapshot.snapshot_every > 0 || knob::forced(Knob::SnapshotEvery) {
+            let prompt = prompts.first().map_or(&[][..], Vec::as_slice);
+            let longest = prompt.len().saturating_add(config.max_new).min(one.session.max_context());
+            let (folder, run) = (config.snapshot.folder(&model.folder), snapshots::run_of(model, config));
+            let of = (model, prompt, longest);
+            one.writer = Some(SnapshotWriter::open(&folder, run, of, one.session.clock())?);
+        }
+        Ok(())
+    }
+
     /// Reads the prompts and extends them. `on_token` sees the tokens of all texts, each with its text's place.
     pub(super) fn generate(
         &mut self,
@@ -175,12 +226,14 @@ impl Texts {
         let (max_new, stop, piece_rows) = (config.max_new, model.stop_ids.as_slice(), config.model.prefill_rows);
         match self {
             Self::One(one) => {
-                let OneText { session, sampler, speculator } = &mut **one;
+                let OneText { session, sampler, speculator, writer, before, .. } = &mut **one;
                 let prompt = prompts.first().map_or(&[][..], Vec::as_slice);
                 let request = Request { prompt, max_new, stop, piece_rows };
                 let mut see = |token| on_token(0, token);
                 let observer = observer.map(|o| o as &mut dyn Observer);
-                let beside = Beside { observer, speculator: speculator.as_mut() };
+                let every = config.snapshot.snapshot_every;
+                let snapshots = writer.as_mut().map(|keeper| Snapshots { every, keeper });
+                let beside = Beside { observer, speculator: speculator.as_mut(), snapshots, resumed: before };
                 let generation = generate_with(session, source, sampler, request, &mut see, beside)?;
                 Ok(Generated { generation, set: None })
             }
@@ -210,7 +263,11 @@ impl Texts {
     /// Adds what was counted to the facts of the run.
     pub(super) fn tell(&self, generated: &Generated, seen: &mut Seen) {
         let counters = self.counters();
-        seen.widest_rows = counters.widest_rows;
+        (seen.widest_rows, seen.prefill_passes) = (counters.widest_rows, counters.prefill_passes);
+        if let Self::One(one) = self {
+            seen.snapshots = one.writer.as_ref().map(|w| w.counters().clone());
+            seen.resumed.clone_from(&one.resumed);
+        }
         (seen.widest_lanes, seen.shared_passes) = (counters.widest_lanes, counters.shared_passes);
         (seen.guesses, seen.guesses_made) = (counters.guesses, counters.guesses_made);
         seen.speculation = match self {
@@ -221,6 +278,7 @@ impl Texts {
         seen.texts = match (self, &generated.set) {
             (Self::One(one), _) => vec![TextSeen {
                 generated: g.token_ids.len(),
+                resumed: g.resumed,
                 stopped: g.stopped,
                 context_used: one.session.position() as u64,
                 sampler: one.sampler.counters(),
@@ -249,7 +307,7 @@ impl Texts {
 
 fn text_seen(s: &Sequence) -> TextSeen {
     let (generated, context_used) = (s.token_ids.len(), s.context_used as u64);
-    TextSeen { generated, stopped: s.stopped, context_used, sampler: s.sampler }
+    TextSeen { generated, resumed: 0, stopped: s.stopped, context_used, sampler: s.sampler }
 }
 
 fn text_record(s: &Sequence) -> TextRecord {

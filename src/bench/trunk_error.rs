@@ -81,18 +81,21 @@ pub fn measure(
     };
     let exact = logits(Trunk::of_checkpoint(&source)?)?;
     let stored = logits(Trunk::open(store, &manifest)?)?;
-    let LogitError { rows, same_argmax, largest_difference, largest_exact } =
-        LogitError::between(&exact, &stored, config.vocab_size);
-    Ok(TrunkError { rows, same_argmax, largest_difference, largest_exact })
+    Ok(LogitError::between(&exact, &stored, config.vocab_size).into())
 }
 
-/// Tokens of the text: as many as the bounds allow, at least one.
-fn text(store: &Path, config: &ModelConfig) -> Vec<u32> {
+/// Most tokens that one reading may have, so that its expert bytes stay bounded; at least one.
+pub(super) fn most_tokens(config: &ModelConfig) -> usize {
     let moe = config.moe.as_ref();
     let token_bytes = moe.map_or(0, |m| m.expert_bytes().saturating_mul(m.top_k as u64));
     let token_bytes = token_bytes.saturating_mul(config.moe_layers().count() as u64);
     let most = MAX_EXPERT_BYTES.checked_div(token_bytes).unwrap_or(MAX_TOKENS).clamp(1, MAX_TOKENS);
-    let most = (most as usize).min(config.max_position_embeddings);
+    (most as usize).min(config.max_position_embeddings)
+}
+
+/// Tokens of the text: as many as the bounds allow, at least one.
+fn text(store: &Path, config: &ModelConfig) -> Vec<u32> {
+    let most = most_tokens(config);
     let vocab = config.vocab_size;
     let encoded = Tokenizer::open(store).ok().and_then(|t| t.encode(TEXT, false).ok()).unwrap_or_default();
     let mut tokens: Vec<u32> = encoded.into_iter().filter(|&t| (t as usize) < vocab).collect();
@@ -116,14 +119,14 @@ fn own_plan(store: &Path, manifest: &StoreManifest) -> Result<Option<(Plan, Vec<
         experts: manifest.experts,
         expert_bytes: manifest.expert_bytes,
     };
-    let drive = DriveSpec { name: STORE_DRIVE.into(), path: store.to_path_buf(), emulate: None };
+    let drive = DriveSpec { name: STORE_DRIVE.into(), path: store.to_path_buf(), emulate: None, faults: Vec::new() };
     let drives = [PlanDrive { name: drive.name.clone(), path: drive.path.clone() }];
     let plan = planner::plan(&catalog, &drives, &Policy::RoundRobin {}, 0, BTreeMap::new())?;
     Ok(Some((plan, vec![drive])))
 }
 
 /// Room for the experts of one token, past the page cache where that can be.
-fn reader_options(config: &ModelConfig, mounts: &[DriveSpec]) -> ReaderOptions {
+pub(super) fn reader_options(config: &ModelConfig, mounts: &[DriveSpec]) -> ReaderOptions {
     let (top_k, bytes) = config.moe.as_ref().map_or((1, 0), |m| (m.top_k.max(1), m.expert_bytes()));
     let slots = (top_k.max(mounts.len()) as u64).saturating_add(1);
     // whole pages, and what direct reads ask for beyond the payload

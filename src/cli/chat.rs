@@ -3,6 +3,7 @@
 use super::draft_args::DraftArgs;
 use super::remark;
 use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start_over};
+use crate::bench::activations;
 use crate::bench::affinity::Placed;
 use crate::bench::run::{give_threads, use_threads};
 use crate::clock::Clock;
@@ -84,14 +85,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let config = &asked.config;
     let model = Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?;
     use_threads(&model, config);
+    activations::use_activations(&model, config)?;
     let draft = model.draft(&config.draft, config.model.isa()?)?;
     let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
     // its threads inherit the CPUs of compute
     if let Some(draft) = &draft {
         give_threads(&draft.decoder, config);
     }
-    if let Some(label) = model.manifest.trunk_format.label() {
-        remark(label);
+    if let Some(label) = activations::label(model.manifest.trunk_format, config.model.activations) {
+        remark(&label);
     }
     let template = model.chat()?;
     let mut sampler = Sampler::new(config.sampler)?;
@@ -139,7 +141,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let mut stream = TextStream::new();
         let mut answer = String::new();
         let mut broken = None;
-        let beside = Beside { observer: None, speculator: speculator.as_mut() };
+        let beside = Beside { speculator: speculator.as_mut(), ..Beside::default() };
         let mut on_token = |token| {
             let bytes = model.tokenizer.decode_visible_bytes(&[token]);
             broken = say(&mut answer, &stream.push(&bytes)).err();

@@ -3,16 +3,20 @@
 
 use super::decode_set::{self, SetText};
 use super::draft_args::{self, DraftArgs};
+use super::fault_args;
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts, start_over};
+use super::snapshot_args::{self, SnapshotArgs};
 use super::{REJECTED, WIDTH, evidence, print_json, remark, verdict};
+use crate::bench::activations::{self, ActivationsRecord};
 use crate::bench::fits;
 use crate::bench::prompt_set;
 use crate::bench::record::{self, RunRecord, TrunkRecord};
 use crate::bench::run::{RunResult, RunSpec, run_texts};
+use crate::bench::snapshots;
 use crate::decode::generate::StopReason;
 use crate::knob::Knob;
 use crate::model::text_stream::TextStream;
-use crate::open::Model;
+use crate::open::{Model, Resumable};
 use crate::report::table::{Align, Table};
 use crate::report::units;
 use anyhow::{Context, Result};
@@ -20,7 +24,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Generate text with experts streaming from the drives of a plan
 #[derive(Debug, clap::Args)]
@@ -78,11 +82,14 @@ pub struct Args {
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
+    snapshot: SnapshotArgs,
+    #[command(flatten)]
     reader: ReaderArgs,
 }
 
 impl Args {
-    fn asked(&self) -> Result<crate::bench::config::Asked> {
+    /// What is asked for, and the snapshot that it goes on from.
+    fn asked(&self) -> Result<(crate::bench::config::Asked, Option<Resumable>)> {
         let mut asked = start_over(self.profile.as_ref(), self.config.as_ref())?;
         let (c, given) = (&mut asked.config, &mut asked.given);
         if let Some(store) = &self.store {
@@ -127,21 +134,45 @@ impl Args {
         self.model.apply(&mut asked);
         self.draft.apply(&mut asked);
         self.reader.apply(&mut asked);
+        self.snapshot.apply(&mut asked);
+        let resumed = match asked.config.prompts.is_some() {
+            true => None, // a set is refused, whatever there is to go on from
+            false => snapshots::find(&mut asked)?,
+        };
         asked.check()?;
-        Ok(asked)
+        Ok((asked, resumed))
     }
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let mut asked = args.asked()?;
+    let (mut asked, mut resumed) = args.asked()?;
+    for damaged in resumed.iter().flat_map(|r| &r.passed_over) {
+        remark(&format!("{damaged}; going on from the one before"));
+    }
     let model = Model::load_as(&asked.config.store, asked.config.model.isa()?, asked.config.model.trunk)?;
-    let prompts = prompt_set::encode(&model, &asked.config)?;
+    activations::check(&model, &asked.config)?;
+    let before = resumed.as_mut().map(|r| r.tokens(&model)).transpose()?;
+    let prompts = match &before {
+        Some(tokens) if asked.config.prompt.is_none() && asked.config.prompt_file.is_none() => {
+            prompt_set::Encoded { names: vec!["prompt".into()], tokens: vec![tokens.prompt.clone()] }
+        }
+        _ => prompt_set::encode(&model, &asked.config)?,
+    };
+    if let Some(earlier) = prompts.tokens.first().and_then(|p| snapshots::left_behind(&model, &asked.config, p)) {
+        remark(&format!(
+            "{} is of this very text, which is begun anew; --resume would have gone on with it",
+            earlier.display()
+        ));
+    }
     let lens: Vec<usize> = prompts.tokens.iter().map(Vec::len).collect();
     fits::check_run(&model, &asked.config, &lens).map_err(anyhow::Error::msg)?;
     let streamed = plan_and_mounts(&model, &asked)?;
     if streamed.as_ref().is_some_and(|(_, mounts)| mounts.iter().any(|m| m.emulate.is_some())) {
         asked.given.insert(Knob::Pace);
+    }
+    if streamed.as_ref().is_some_and(|(_, mounts)| mounts.iter().any(|m| !m.faults.is_empty())) {
+        asked.given.insert(Knob::Faults);
     }
     let under_test = asked.under_test()?;
     if let Some(folder) = &asked.config.trace {
@@ -177,12 +208,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         prompts: &prompts.tokens,
         control: None,
     };
+    let visible = |token| match asked.config.special {
+        true => model.tokenizer.decode_bytes(&[token]),
+        false => model.tokenizer.decode_visible_bytes(&[token]),
+    };
+    // What comes out is the whole text, as if it had never been interrupted.
+    for token in before.iter().flat_map(|t| &t.generated) {
+        let _ = show(&stream.push(&visible(*token)));
+    }
     let mut on_token = |place, token| {
-        let bytes = if asked.config.special {
-            model.tokenizer.decode_bytes(&[token])
-        } else {
-            model.tokenizer.decode_visible_bytes(&[token])
-        };
+        let bytes = visible(token);
         let flow = match is_set {
             true => texts.push(place, &bytes),
             false => show(&stream.push(&bytes)),
@@ -196,8 +231,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             // What was generated is shown even if the run failed: a night's work must not be lost with its last read.
             decode_set::print(names, &texts)?;
         }
-        let result = result?;
-        let kept = folder.map(|folder| keep(&folder, &result.record)).transpose()?;
+        let (result, kept) = kept(&model, &spec, result?, folder.as_deref(), interrupted)?;
         if args.json {
             let mut value = json(&result);
             decode_set::add(&mut value, names, &texts, &result);
@@ -213,7 +247,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(e) = broken {
         return Err(e.into());
     }
-    let kept = folder.map(|folder| keep(&folder, &result.record)).transpose()?;
+    let (result, kept) = kept(&model, &spec, result, folder.as_deref(), interrupted)?;
     if args.json {
         let mut value = json(&result);
         value["text"] = text.into();
@@ -225,6 +259,43 @@ pub fn run(args: Args) -> Result<ExitCode> {
         report(&result);
     }
     Ok(conclude(&args, &result.record, kept.as_deref()))
+}
+
+/// Writes the record, where there is a folder for it. What is measured beside the run comes after that and is added, so that an
+/// interruption then loses nothing.
+fn kept(
+    model: &Model,
+    spec: &RunSpec<'_>,
+    mut result: RunResult,
+    folder: Option<&Path>,
+    interrupted: &AtomicBool,
+) -> Result<(RunResult, Option<PathBuf>)> {
+    let write = |record: &RunRecord| folder.map(|folder| keep(folder, record)).transpose();
+    let mut path = write(&result.record)?;
+    if measured(model, spec, &mut result.record, interrupted) {
+        path = write(&result.record)?;
+    }
+    Ok((result, path))
+}
+
+/// Adds to the record how far int8 activations move the prompt's logits, and says whether it did. What cannot be measured spoils no
+/// run. A run that goes on from a snapshot has not read its prompt, and does not read it for this.
+fn measured(model: &Model, spec: &RunSpec<'_>, record: &mut RunRecord, interrupted: &AtomicBool) -> bool {
+    let (config, prompt) = (&spec.asked.config, spec.prompts.iter().find(|p| !p.is_empty()));
+    let keep_going = || !interrupted.load(Ordering::SeqCst);
+    let int8 = record.activations.as_mut().filter(|a| a.label.is_some());
+    let (Some(to), Some(prompt), true) = (int8, prompt, keep_going()) else { return false };
+    if record.resumed.is_some() {
+        remark("int8 activations: how far they move logits is not measured where a run goes on from a snapshot");
+        return false;
+    }
+    match activations::measure(model, config, spec.streamed, prompt, &keep_going) {
+        Ok(Some(error)) if error.relative().is_finite() => to.error = Some(error),
+        Ok(Some(_)) => remark("int8 activations: logits are no finite numbers, so their distance is unknown"),
+        Ok(None) => remark("int8 activations: interrupted before it was known how far they move logits"),
+        Err(e) => remark(&format!("int8 activations: how far they move logits could not be measured: {e}")),
+    }
+    to.error.is_some()
 }
 
 /// Writes the record where it belongs. A record that cannot be written is printed, so that no measurement is lost.
@@ -271,7 +342,9 @@ fn json(result: &RunResult) -> serde_json::Value {
         "barrier_mean_ns": record.barrier_mean_ns, "plan_hash": record.plan_hash, "emulated": record.emulated,
         "drives": drives, "settings": record.settings, "guards": record.guards, "rejected": record.rejected,
         "reference": record.reference, "prefill": record.prefill, "trunk": record.trunk, "trunk_label": record.trunk_label(),
-        "speculation": record.speculation,
+        "activations": record.activations, "activations_label": record.activations.as_ref().and_then(|a| a.label.as_ref()),
+        "speculation": record.speculation, "prefill_passes": record.prefill_passes, "resumed": record.resumed,
+        "snapshots": record.snapshots, "injected_faults": record.has_faults(), "trouble": record.trouble,
     });
     value["verdict"] = record.verdict.as_ref().map(|v| verdict::json(v, &names)).into();
     value
@@ -305,15 +378,37 @@ fn say_trunk(out: &mut impl Write, trunk: &TrunkRecord) {
     }
 }
 
+/// That int8 activations are not exact, and by how much.
+fn say_activations(out: &mut impl Write, activations: &ActivationsRecord) {
+    if let Some(label) = &activations.label {
+        let error = activations.error.map_or_else(String::new, |e| format!(": {e}"));
+        let _ = writeln!(out, "{}", verdict::wrapped(&format!("{label}{error}")));
+    }
+}
+
 /// Rates and drives for people, on stderr so that stdout holds the text alone.
 fn report(result: &RunResult) {
     let (record, generation) = (&result.record, &result.generation);
     let rates = &record.rates;
     let mut out = std::io::stderr().lock();
-    let emulated = if record.emulated { "   (EMULATED drives)" } else { "" };
+    let emulated = match (record.emulated, record.has_faults()) {
+        (true, true) => "   (EMULATED drives, INJECTED FAULTS)",
+        (true, false) => "   (EMULATED drives)",
+        (false, true) => "   (INJECTED FAULTS)",
+        (false, false) => "",
+    };
     let (decode, prefill) = (units::tokens_per_s(rates.decode_tok_s), units::tokens_per_s(rates.prefill_tok_s));
     let inclusive = units::tokens_per_s(rates.inclusive_tok_s);
-    if record.set.is_none() {
+    if generation.resumed > 0 {
+        let _ = writeln!(
+            out,
+            "\n{} tokens ({}), {} of them new, after {} of prompt",
+            record.generated_tokens,
+            ended(generation.stopped),
+            record.generated_tokens - generation.resumed,
+            record.prompt_tokens
+        );
+    } else if record.set.is_none() {
         let _ = writeln!(
             out,
             "\n{} tokens ({}) after {} of prompt; first token {}",
@@ -324,9 +419,16 @@ fn report(result: &RunResult) {
         );
     }
     let _ = writeln!(out, "decode {decode} tok/s   prefill {prefill} tok/s   inclusive {inclusive} tok/s{emulated}");
+    if let Some(trouble) = &record.trouble {
+        let _ = write!(out, "{}", fault_args::table(trouble, WIDTH));
+    }
     if let Some(trunk) = &record.trunk {
         say_trunk(&mut out, trunk);
     }
+    if let Some(activations) = &record.activations {
+        say_activations(&mut out, activations);
+    }
+    snapshot_args::say(&mut out, result);
     if let Some(speculation) = &record.speculation {
         let _ = write!(out, "{}", draft_args::table(speculation, WIDTH));
     }

@@ -160,7 +160,7 @@ fn make_drives(folder: &Path) -> Result<Vec<DriveSpec>> {
         let path = folder.join(name);
         std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
         let emulate = Some(Emulation { seed: number as u64, ..PACE });
-        drives.push(DriveSpec { name: name.into(), path, emulate });
+        drives.push(DriveSpec { name: name.into(), path, emulate, faults: Vec::new() });
     }
     let toml = folder.join("drives.toml");
     write_atomic(&toml, spec::render(&drives).as_bytes()).with_context(|| toml.display().to_string())?;

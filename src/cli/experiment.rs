@@ -227,7 +227,7 @@ fn rerun_record(args: &RerunArgs) -> Result<ExitCode> {
         }))?;
     } else {
         let emulated = if now.emulated { " (EMULATED drives)" } else { "" };
-        let trunk = now.trunk_label().map(|label| format!("; {label}")).unwrap_or_default();
+        let trunk = now.label().map(|label| format!("; {label}")).unwrap_or_default();
         let times = ratio.map_or_else(String::new, |r| format!(", {r:.3} times as fast"));
         print(&format!(
             "{}: {} tok/s then, {} now{times}{emulated}{trunk}",

@@ -5,6 +5,7 @@ use super::run_args::{
     ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start,
 };
 use super::{WIDTH, print, print_json, remark};
+use crate::bench::activations;
 use crate::bench::affinity::Placed;
 use crate::bench::config::Asked;
 use crate::bench::run::use_threads;
@@ -223,8 +224,8 @@ fn from_decode(args: &Args) -> Result<Heat> {
     let asked = asked(args)?;
     let config = &asked.config;
     let model = Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?;
-    if let Some(label) = model.manifest.trunk_format.label() {
-        remark(label);
+    if let Some(label) = activations::label(model.manifest.trunk_format, config.model.activations) {
+        remark(&label);
     }
     if !model.has_experts() {
         bail!("{}: this model is dense, it has no experts to count", config.store.display());
@@ -236,6 +237,7 @@ fn from_decode(args: &Args) -> Result<Heat> {
     }
     check_context(&model, &asked, prompt.len())?;
     use_threads(&model, config);
+    activations::use_activations(&model, config)?;
     let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
     let clock = Clock::start();
     let mut session =

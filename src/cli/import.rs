@@ -192,7 +192,7 @@ fn run_placed(args: &Args, plan_file: &Path) -> anyhow::Result<ExitCode> {
         .drives
         .iter()
         .zip(&mounts)
-        .map(|(d, path)| DriveSpec { name: d.name.clone(), path: path.clone(), emulate: None })
+        .map(|(d, path)| DriveSpec { name: d.name.clone(), path: path.clone(), emulate: None, faults: Vec::new() })
         .collect();
     measure_trunk(&args.checkpoint, &args.store, &mut report.manifest, Some((&report.plan, &specs)))?;
     let m = &report.manifest;

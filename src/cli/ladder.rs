@@ -133,6 +133,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let profile = plan_command::read_profile(args.profile.as_deref(), &mut inputs)?;
     let drives = in_order(spec::load(&args.drives)?, &args.order, profile.as_ref())?;
+    if let Some(fault) = asked.config.reader.faults.iter().find(|f| drives.iter().all(|d| d.name != f.drive)) {
+        bail!("--faults `{fault}`: {} names no drive `{}`", args.drives.display(), fault.drive);
+    }
     let kinds: BTreeSet<RungKind> = args.rungs.iter().map(|&r| r.into()).collect();
     let uplinks = uplinks(&drives, kinds.contains(&RungKind::Uplink))?;
     let sets = rungs::sets(drives.len(), &kinds, &uplinks);

@@ -14,6 +14,7 @@ mod drives;
 pub mod estimate;
 mod evidence;
 pub mod experiment;
+mod fault_args;
 pub mod heat;
 pub mod import;
 pub mod ladder;
@@ -25,8 +26,10 @@ pub mod results;
 mod run_args;
 pub mod simulate;
 mod simulate_tables;
+mod snapshot_args;
 pub mod stage;
 pub mod synth;
+pub mod testbed;
 pub mod trace;
 pub mod tune;
 mod verdict;
@@ -61,6 +64,8 @@ pub enum Command {
     Drives(drives::Args),
     /// Measure what drives deliver, alone and together, and write their profile
     Ceiling(ceiling::Args),
+    /// Make drives that can be broken, on loop devices (needs root)
+    Testbed(testbed::Args),
     /// Say what a model would take and do on drives, from its config.json alone
     Estimate(estimate::Args),
     /// Turn a checkpoint into a store (goes on where an interrupted import stopped)
@@ -106,6 +111,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => demo::run(args),
         Command::Drives(args) => drives::run(args),
         Command::Ceiling(args) => ceiling::run(args),
+        Command::Testbed(args) => testbed::run(args),
         Command::Estimate(args) => estimate::run(args),
         Command::Import(args) => import::run(args),
         Command::Adopt(args) => adopt::run(args),

@@ -1,12 +1,13 @@
 //! Arguments that several commands share: where experts come from, how tokens are chosen, what the prompt is. Each flag
 //! that is given overrides the configuration file and counts as asked for.
 
+use super::fault_args::FaultArgs;
 use crate::bench::affinity::Affinity;
 use crate::bench::config::{Asked, ConfigError};
 use crate::bench::fits;
 use crate::bench::guards::device_key;
 use crate::bench::planning;
-use crate::decode::KernelIsa;
+use crate::decode::Activations;
 use crate::drive::device::identity_of;
 use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
@@ -15,9 +16,10 @@ use crate::io::EngineKind;
 use crate::knob::Knob;
 use crate::layout::plan::Plan;
 use crate::open::Model;
-use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool, ReaderOptions};
+use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool};
 use crate::store::trunk::TrunkResidency;
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,9 +47,6 @@ pub struct ReaderArgs {
     /// io-uring: let a kernel thread hand reads over (it keeps a core busy)
     #[arg(long)]
     sqpoll: bool,
-    /// Ask another home for a barrier's last read after this percentile of its drive's latencies, e.g. 99 [default: off]
-    #[arg(long, value_name = "PERCENTILE", value_parser = HedgeAfter::parse)]
-    hedge_after: Option<HedgeAfter>,
     /// Read through the page cache instead of past it
     #[arg(long)]
     buffered: bool,
@@ -57,9 +56,8 @@ pub struct ReaderArgs {
     /// Check each expert's digest as it arrives
     #[arg(long)]
     verify_reads: bool,
-    /// Give up outstanding reads when nothing arrived for so long, in milliseconds [default: 30000]
-    #[arg(long, value_name = "MS")]
-    read_timeout: Option<u64>,
+    #[command(flatten)]
+    faults: FaultArgs,
     #[command(flatten)]
     order: OrderArgs,
 }
@@ -276,11 +274,10 @@ impl ReaderArgs {
         let (r, given) = (&mut asked.config.reader, &mut asked.given);
         set(given, Knob::Engine, &mut r.engine, self.engine.map(EngineKind::from));
         turn(given, Knob::Sqpoll, &mut r.sqpoll, self.sqpoll, true);
-        set(given, Knob::Hedge, &mut r.hedge_after_permille, self.hedge_after.map(|h| h.0));
         turn(given, Knob::Direct, &mut r.direct, self.buffered, false);
         turn(given, Knob::VerifyDigests, &mut r.verify_digests, self.verify_reads, true);
-        set(given, Knob::ReadTimeout, &mut r.read_timeout_ms, self.read_timeout);
         r.allow_buffered |= self.allow_fallback;
+        self.faults.apply(asked);
         self.order.apply(asked);
     }
 }
@@ -293,16 +290,6 @@ impl KnownRates {
     fn load(path: &str) -> Result<Self, String> {
         let profile = Profile::load(path.as_ref()).map_err(|e| e.to_string())?;
         Ok(Self(KnownRate::of_profile(&profile)))
-    }
-}
-
-/// `--hedge-after`, in tenths of a per cent; `None` = off.
-#[derive(Clone, Copy, Debug)]
-pub struct HedgeAfter(Option<u16>);
-
-impl HedgeAfter {
-    fn parse(text: &str) -> Result<Self, String> {
-        ReaderOptions::parse_hedge_after(text).map(Self)
     }
 }
 
@@ -377,6 +364,9 @@ pub struct ModelArgs {
     /// Compute kernels [default: the best that the CPU has]
     #[arg(long, value_enum)]
     kernels: Option<KernelChoice>,
+    /// Activations in products of MXFP4 and int8 weights: f32, or int8, which is not exact [default: f32]
+    #[arg(long, value_name = "KIND")]
+    activations: Option<Activations>,
     /// Threads that compute [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: Option<u16>,
@@ -413,14 +403,10 @@ impl ModelArgs {
     /// Overrides the configuration.
     pub fn apply(&self, asked: &mut Asked) {
         let (m, given) = (&mut asked.config.model, &mut asked.given);
-        let kernels = self.kernels.map(|k| match k {
-            KernelChoice::Auto => "auto".to_string(),
-            KernelChoice::Scalar => KernelIsa::Scalar.name().to_string(),
-            KernelChoice::Avx2 => KernelIsa::Avx2.name().to_string(),
-            KernelChoice::Avx512 => KernelIsa::Avx512.name().to_string(),
-            KernelChoice::Neon => KernelIsa::Neon.name().to_string(),
-        });
+        // the names of the flag's values are those of the instruction sets
+        let kernels = self.kernels.and_then(|k| Some(k.to_possible_value()?.get_name().to_string()));
         set(given, Knob::Kernels, &mut m.kernels, kernels);
+        set(given, Knob::Activations, &mut m.activations, self.activations);
         set(given, Knob::Threads, &mut m.threads, self.threads.map(usize::from));
         set(given, Knob::Trunk, &mut m.trunk, self.trunk);
         set(given, Knob::Affinity, &mut m.affinity, self.affinity.clone());

@@ -350,6 +350,7 @@ impl<'a> Progress<'a> {
         let reasons = |reason| self.out.iter().any(|s| s.stopped == reason);
         let order = [StopReason::Interrupted, StopReason::ContextFull, StopReason::MaxNew];
         let total = Generation {
+            resumed: 0,
             token_ids: self.out.iter().flat_map(|s| s.token_ids.iter().copied()).collect(),
             stopped: order.into_iter().find(|r| reasons(*r)).unwrap_or(StopReason::StopToken),
             texts: spoke().count(),

@@ -5,6 +5,7 @@ use super::error::DecodeError;
 use super::observe::Observer;
 use super::sampler::{Sampler, SamplerError};
 use super::session::{Logits, Session};
+use super::snapshot::{Snapshots, TextState};
 use super::speculate::{SpeculateError, Speculator};
 use crate::clock::Clock;
 use crate::knob::{self, Knob};
@@ -28,6 +29,21 @@ pub enum GenerateError {
     /// Proposals could not be made.
     #[error(transparent)]
     Speculate(#[from] SpeculateError),
+    /// The text could not be kept.
+    #[error("{0}")]
+    Snapshot(String),
+    /// A text is to go on that the session does not hold.
+    #[error(
+        "{generated} tokens were generated after {prompt} of prompt, and the session holds {position} of them; restore the snapshot first"
+    )]
+    Resume {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens generated.
+        generated: usize,
+        /// Tokens that the session was fed.
+        position: usize,
+    },
     /// There is nothing to start from.
     #[error("the prompt is empty; give at least one token of text")]
     EmptyPrompt,
@@ -63,8 +79,10 @@ pub enum StopReason {
 /// What was generated, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generation {
-    /// Generated ids, the stop id included.
+    /// Generated ids, the stop id included, and those before that the text was resumed with.
     pub token_ids: Vec<u32>,
+    /// Of these, the ones that it was resumed with.
+    pub resumed: usize,
     /// Why it ended.
     pub stopped: StopReason,
     /// Texts that got a token; 1 but for a batch. The first token of each comes from a prompt pass.
@@ -73,7 +91,7 @@ pub struct Generation {
     pub prompt_tokens: usize,
     /// From start to the end of the last prompt pass; for a batch, what prompt passes took.
     pub prefill_ns: u64,
-    /// From start to the first generated token.
+    /// From start to the first generated token; of a text that was resumed, to the start of its first pass.
     pub first_token_ns: u64,
     /// From start to the last generated token.
     pub last_token_ns: u64,
@@ -110,11 +128,14 @@ impl Generation {
     /// The rates of this generation.
     pub fn rates(&self) -> Rates {
         let per_s = |count: usize, ns: u64| if ns == 0 { 0.0 } else { count as f64 * 1e9 / ns as f64 };
+        let new = self.token_ids.len() - self.resumed;
+        // tokens that prompt passes gave; a resumed text has had none
+        let first = if self.resumed > 0 { 0 } else { self.texts.max(1) };
         Rates {
             ttft_s: self.first_token_ns as f64 / 1e9,
             prefill_tok_s: per_s(self.prompt_tokens, self.prefill_ns),
-            decode_tok_s: per_s(self.token_ids.len().saturating_sub(self.texts.max(1)), self.decode_ns()),
-            inclusive_tok_s: per_s(self.token_ids.len(), self.last_token_ns),
+            decode_tok_s: per_s(new.saturating_sub(first), self.decode_ns()),
+            inclusive_tok_s: per_s(new, self.last_token_ns),
         }
     }
 
@@ -191,7 +212,7 @@ pub fn generate_observed(
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     observer: Option<&mut dyn Observer>,
 ) -> Result<Generation, GenerateError> {
-    generate_with(session, source, sampler, request, on_token, Beside { observer, speculator: None })
+    generate_with(session, source, sampler, request, on_token, Beside { observer, ..Beside::default() })
 }
 
 /// Who takes part in generating beside the session.
@@ -201,6 +222,11 @@ pub struct Beside<'a> {
     pub observer: Option<&'a mut dyn Observer>,
     /// Proposes tokens, several of which are then checked in one pass.
     pub speculator: Option<&'a mut Speculator>,
+    /// Keeps the text now and then.
+    pub snapshots: Option<Snapshots<'a>>,
+    /// Tokens that were generated before; the session holds the prompt and all of them but the last. The prompt is not read
+    /// again.
+    pub resumed: &'a [u32],
 }
 
 /// As [`generate`], with whoever takes part.
@@ -212,9 +238,13 @@ pub fn generate_with(
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     beside: Beside<'_>,
 ) -> Result<Generation, GenerateError> {
-    let Beside { mut observer, mut speculator } = beside;
-    if request.prompt.is_empty() {
+    let Beside { mut observer, mut speculator, mut snapshots, resumed } = beside;
+    let (prompt, generated, position) = (request.prompt.len(), resumed.len(), session.position());
+    if prompt == 0 {
         return Err(GenerateError::EmptyPrompt);
+    }
+    if generated > 0 && position != prompt + generated - 1 {
+        return Err(GenerateError::Resume { prompt, generated, position });
     }
     let clock = Clock::start();
     let before = session.counters().total;
@@ -224,7 +254,7 @@ pub fn generate_with(
     let pieces = request.prompt.chunks(piece_rows.max(1));
     let last_piece = pieces.len() - 1;
     let mut next = None;
-    for (index, piece) in pieces.enumerate() {
+    for (index, piece) in pieces.enumerate().filter(|_| generated == 0) {
         let want = if index == last_piece { Logits::Last } else { Logits::None };
         let position = (session.position() + piece.len()) as u64;
         let logits = session.forward(piece, Phase::Prefill, source, want, again(&mut observer))?;
@@ -234,17 +264,22 @@ pub fn generate_with(
     }
     if let Some(speculator) = &mut speculator {
         speculator.begin(session, request.prompt, max_new)?;
+        resumed.iter().for_each(|id| speculator.extend(*id));
     }
-    let prefill_ns = clock.now_ns();
+    let start_ns = clock.now_ns();
+    let prefill_ns = if generated == 0 { start_ns } else { 0 };
     let after_prompt = session.counters().total;
+    let mut token_ids = Vec::with_capacity(request.max_new.min(1 << 20).max(generated));
+    token_ids.extend_from_slice(resumed);
     let out = Generation {
-        token_ids: Vec::with_capacity(request.max_new.min(1 << 20)),
+        token_ids,
+        resumed: generated,
         stopped: StopReason::MaxNew,
         texts: 1,
         prompt_tokens: request.prompt.len(),
         prefill_ns,
-        first_token_ns: prefill_ns,
-        last_token_ns: prefill_ns,
+        first_token_ns: start_ns,
+        last_token_ns: start_ns,
         between_ns: 0,
         prefill_experts: after_prompt.experts - before.experts,
         prefill_distinct: after_prompt.prompt_distinct - before.prompt_distinct,
@@ -253,7 +288,9 @@ pub fn generate_with(
         decode_barriers: 0,
     };
     let mut text = Growing { out, clock, stop: request.stop, max_new, on_token };
-    let mut goes_on = false;
+    let mut goes_on = generated > 0 && text.left() > 0;
+    let rows = speculator.as_ref().map_or(1, |s| s.rows());
+    let mut kept = generated;
     if let Some(first) = next {
         if let Some(speculator) = &mut speculator {
             speculator.extend(first);
@@ -265,21 +302,53 @@ pub fn generate_with(
             text.out.stopped = StopReason::ContextFull;
             break;
         }
+        let due = snapshots.as_ref().is_some_and(|s| s.is_due(text.out.token_ids.len(), kept, rows));
+        if due && !knob::skipped(Knob::SnapshotEvery) {
+            kept = keep(&mut snapshots, session, sampler, request.prompt, &text.out)?;
+        }
         goes_on = match &mut speculator {
-            Some(speculator) => speculator.step(session, source, sampler, &mut text, &mut observer)?,
+            Some(speculator) => {
+                settle(&mut snapshots)?;
+                speculator.step(session, source, sampler, &mut text, &mut observer)?
+            }
             None => {
                 let position = session.position() as u64 + 1;
                 let row = [text.last()];
                 let logits = session.forward(&row, Phase::Decode, source, Logits::Last, again(&mut observer))?;
+                // No token is handed out while more than `every` would be lost with it.
+                settle(&mut snapshots)?;
                 text.take(sampler.sample(logits, position)?)
             }
         };
     }
+    if text.out.stopped == StopReason::Interrupted && text.out.token_ids.len() > kept {
+        keep(&mut snapshots, session, sampler, request.prompt, &text.out)?;
+    }
+    settle(&mut snapshots)?;
     let mut out = text.out;
     let end = session.counters().total;
     out.decode_stall_ns = end.stall_ns - after_prompt.stall_ns;
     out.decode_barriers = end.barriers - after_prompt.barriers;
     Ok(out)
+}
+
+/// Hands the text to whoever keeps it; returns how many of its tokens will be safe.
+fn keep(
+    snapshots: &mut Option<Snapshots<'_>>,
+    session: &Session,
+    sampler: &Sampler,
+    prompt: &[u32],
+    out: &Generation,
+) -> Result<usize, GenerateError> {
+    if let Some(snapshots) = snapshots {
+        snapshots.keeper.take(&TextState { session, sampler, prompt, generated: &out.token_ids })?;
+    }
+    Ok(out.token_ids.len())
+}
+
+/// Waits until what was handed over is safe.
+fn settle(snapshots: &mut Option<Snapshots<'_>>) -> Result<(), GenerateError> {
+    snapshots.as_mut().map_or(Ok(()), |s| s.keeper.settle())
 }
 
 /// The same observer, for one more pass.

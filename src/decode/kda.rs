@@ -27,9 +27,21 @@ pub(super) fn forward(
 ) -> Result<(), DecodeError> {
     let (k, cfg, rows) = (&dec.kernels, &dec.config.kda, x.count);
     let (d, p) = (cfg.head_dim, cfg.heads * cfg.head_dim);
+    let (inner, beta) = (&mut s.inner[..rows * d], &mut s.beta[..rows * cfg.heads]);
+    let gate = &mut s.gate[..rows * p];
+    let [q, key, v] = s.qkv.each_mut().map(|y| &mut y[..rows * p]);
+    let [wq, wk, wv] = w.qkv.map(|m| dec.matrix(m));
+    let (f_a, w_beta) = (dec.matrix(w.f_a), dec.matrix(w.beta));
+    let five = [(wq, q, p), (wk, key, p), (wv, v, p), (f_a, &mut *inner, d), (w_beta, &mut *beta, cfg.heads)];
+    match &w.gate {
+        Gate::Full(m) => {
+            let [q, key, v, f_a, beta] = five;
+            k.matmuls(x, [q, key, v, (dec.matrix(*m), &mut *gate, p), f_a, beta], wide);
+        }
+        Gate::Factors(..) => k.matmuls(x, five, wide),
+    }
     for i in 0..3 {
         let y = &mut s.qkv[i][..rows * p];
-        k.matmul(dec.matrix(w.qkv[i]), x, y, p, wide);
         for part in parts(lanes, first, rows) {
             let row = part.position - part.timeline.position();
             let (state, held) = part.timeline.kda(layer)?;
@@ -51,24 +63,16 @@ pub(super) fn forward(
         k.silu(y);
     }
 
-    let inner = &mut s.inner[..rows * d];
-    k.matmul(dec.matrix(w.f_a), x, inner, d, wide);
     let decay = &mut s.decay[..rows * p];
     k.matmul(dec.matrix(w.f_b), Rows::packed(inner, rows), decay, p, wide);
     log_decay(dec, w, decay);
     k.exp(decay);
 
-    let beta = &mut s.beta[..rows * cfg.heads];
-    k.matmul(dec.matrix(w.beta), x, beta, cfg.heads, wide);
     k.sigmoid(beta);
 
-    let gate = &mut s.gate[..rows * p];
-    match &w.gate {
-        Gate::Full(m) => k.matmul(dec.matrix(*m), x, gate, p, wide),
-        Gate::Factors(a, b) => {
-            k.matmul(dec.matrix(*a), x, inner, d, wide);
-            k.matmul(dec.matrix(*b), Rows::packed(inner, rows), gate, p, wide);
-        }
+    if let Gate::Factors(a, b) = &w.gate {
+        k.matmul(dec.matrix(*a), x, inner, d, wide);
+        k.matmul(dec.matrix(*b), Rows::packed(inner, rows), gate, p, wide);
     }
     k.sigmoid(gate);
 

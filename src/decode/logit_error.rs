@@ -1,7 +1,9 @@
 //! How far logits of approximate arithmetic or of coarser weights lie from exact ones. Compares numbers; knows neither
 //! models nor runs.
 
+use crate::store::trunk_format::TrunkError;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Logits of the same rows, computed twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -50,6 +52,19 @@ impl LogitError {
     /// The largest difference as a share of the largest exact logit; 0 where there is no difference.
     pub fn relative(&self) -> f32 {
         if self.largest_difference == 0.0 { 0.0 } else { self.largest_difference / self.largest_exact }
+    }
+}
+
+impl From<LogitError> for TrunkError {
+    fn from(e: LogitError) -> Self {
+        let LogitError { rows, same_argmax, largest_difference, largest_exact } = e;
+        TrunkError { rows, same_argmax, largest_difference, largest_exact }
+    }
+}
+
+impl fmt::Display for LogitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        TrunkError::from(*self).fmt(f)
     }
 }
 

@@ -1,7 +1,9 @@
-//! Bytes that a session takes, from a configuration alone: the sizes are those that `scratch` allocates by.
+//! Bytes that a session and the threads of its decoder take, from a configuration alone: the sizes are those that `scratch` and
+//! `kernels` allocate by.
 
 use super::held::Held;
-use super::scratch::{Scratch, history_values, kda_values, mla_values};
+use super::kernels::{Activations, room_bytes};
+use super::scratch::{Scratch, history_values, kda_values, mla_values, widest};
 use crate::model::config::{AttnKind, ModelConfig};
 
 /// What a session, or lanes, take in memory.
@@ -17,6 +19,11 @@ pub struct SessionBytes {
     pub working_bytes: u64,
     /// What a pass that checks proposals holds of its rows, so that rows can be taken back.
     pub held_bytes: u64,
+}
+
+/// Bytes of the working space of `threads` threads that compute for a decoder, whatever sessions it has.
+pub fn thread_bytes(cfg: &ModelConfig, threads: usize, activations: Activations) -> u64 {
+    room_bytes(widest(cfg), threads, activations)
 }
 
 impl SessionBytes {

@@ -31,16 +31,21 @@ pub(super) fn forward(
     let (rank, dn, dr, dv) = (m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim);
     let (cached, dq, heads) = (rank + dr, dn + dr, m.heads);
 
-    let qa = &mut s.qa[..rows * m.q_lora_rank];
-    k.matmul(dec.matrix(w.q_a), x, qa, m.q_lora_rank, wide);
+    let (qa, new) = (&mut s.qa[..rows * m.q_lora_rank], &mut s.new[..rows * cached]);
+    let width = heads * dv;
+    let gate = &mut s.gate[..rows * width];
+    let first_ones = [
+        (dec.matrix(w.q_a), &mut *qa, m.q_lora_rank),
+        (dec.matrix(w.kv_a), &mut *new, cached),
+        (dec.matrix(w.gate), &mut *gate, width),
+    ];
+    k.matmuls(x, first_ones, wide);
     for row in qa.chunks_exact_mut(m.q_lora_rank) {
         k.rms_norm_in_place(row, &w.q_a_norm, LATENT_EPS);
     }
     let q = &mut s.q[..rows * heads * dq];
     k.matmul(dec.matrix(w.q_b), Rows::packed(qa, rows), q, heads * dq, wide);
 
-    let new = &mut s.new[..rows * cached];
-    k.matmul(dec.matrix(w.kv_a), x, new, cached, wide);
     for row in new.chunks_exact_mut(cached) {
         k.rms_norm_in_place(&mut row[..rank], &w.kv_a_norm, LATENT_EPS);
     }
@@ -68,23 +73,22 @@ pub(super) fn forward(
                     query[rank..].copy_from_slice(&q[dn..]);
                 }
                 k.matmul(Matrix::f32(cache, seen, cached), Rows::packed(query, own.len()), scores, seen, &mut []);
-                for (scores, latent) in scores.chunks_exact_mut(seen).zip(latent.chunks_exact_mut(rank)) {
-                    k.softmax(scores, scale);
-                    k.combine(scores, Rows { data: cache, stride: cached, count: seen }, latent);
-                }
+                scores.chunks_exact_mut(seen).for_each(|scores| k.softmax(scores, scale));
+                k.combine_all(
+                    Rows::packed(scores, own.len()),
+                    Rows { data: cache, stride: cached, count: seen },
+                    latent,
+                );
             });
         }
     }
 
-    let width = heads * dv;
     let o = &mut s.o[..rows * width];
     for head in 0..heads {
         let wv = dec.matrix_rows(w.kv_b, head * (dn + dv) + dn, dv);
         let latent = Rows { data: &s.latent[head * rank..], stride: heads * rank, count: rows };
         k.matmul(wv, latent, &mut o[head * dv..], width, wide);
     }
-    let gate = &mut s.gate[..rows * width];
-    k.matmul(dec.matrix(w.gate), x, gate, width, wide);
     k.sigmoid(gate);
     for (o, gate) in o.iter_mut().zip(gate.iter()) {
         *o *= gate;

@@ -4,21 +4,23 @@
 
 use super::error::DecodeError;
 use super::guess::Guesser;
-use super::kernels::{Matrix, Rows, WIDE_ROWS};
+use super::kernels::{Matrix, Rows};
 use super::observe::{Observer, Route};
-use super::scratch::{GRAIN_ROWS, MlpScratch, MoeScratch, PART_ROWS, blocks};
+use super::scratch::{GRAIN_ROWS, LOT_EXPERTS, LOT_PARTS, MlpScratch, MoeScratch, PART_ROWS, blocks};
 use super::session::PassStats;
 use super::timeline::Place;
-use super::weights::{Mlp, Moe, View};
+use super::weights::{Mat, Mlp, Moe, View};
 use crate::clock::Clock;
 use crate::ids::{ExpertId, ExpertKey, LayerId};
 use crate::model::config::MoeConfig;
-use crate::source::{Barrier, ExpertSource, Phase, StepInfo};
+use crate::source::{Barrier, ExpertSource, Lease, Phase, StepInfo};
+use std::ops::Range;
 
 /// Keeps a row's renormalisation away from a division by zero.
 const SUM_EPS: f32 = 1e-20;
-/// Rows of an expert from which on threads share rows rather than products.
-const SHARED_ROWS: usize = 16;
+/// Weights of a matrix up to which a thread takes rows through a whole expert; larger ones are shared product by product,
+/// so that their bytes come from memory once.
+const WHOLE_WEIGHTS: usize = 256 * 1024;
 
 /// What a pass shares between its layers.
 pub(super) struct Pass<'a, 'o> {
@@ -36,12 +38,32 @@ pub(super) struct Pass<'a, 'o> {
 
 /// `out = down(situ(gate x, up x))`.
 pub(super) fn mlp(dec: View<'_>, w: &Mlp, x: Rows<'_>, s: &mut MlpScratch, wide: &mut [f32], out: &mut [f32]) {
+    mlp_beside(dec, w, x, None, s, wide, out);
+}
+
+/// [`mlp`], and beside it the product of `x` with another matrix, if there is one.
+fn mlp_beside(
+    dec: View<'_>,
+    w: &Mlp,
+    x: Rows<'_>,
+    mut beside: Option<(Mat, &mut [f32])>,
+    s: &mut MlpScratch,
+    wide: &mut [f32],
+    out: &mut [f32],
+) {
     let (k, width, h) = (&dec.kernels, w.gate.rows, dec.config.hidden_size);
     for (first, count) in blocks(x.count) {
         let (x, out) = (x.part(first, count), &mut out[first * h..(first + count) * h]);
         let (gate, up) = (&mut s.gate[..count * width], &mut s.up[..count * width]);
-        k.matmul(dec.matrix(w.gate), x, gate, width, wide);
-        k.matmul(dec.matrix(w.up), x, up, width, wide);
+        let both = [(dec.matrix(w.gate), &mut *gate, width), (dec.matrix(w.up), &mut *up, width)];
+        match &mut beside {
+            Some((m, y)) => {
+                let [gate, up] = both;
+                let y = &mut y[first * m.rows..(first + count) * m.rows];
+                k.matmuls(x, [gate, up, (dec.matrix(*m), y, m.rows)], wide);
+            }
+            None => k.matmuls(x, both, wide),
+        }
         k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
         k.matmul(dec.matrix(w.down), Rows::packed(gate, count), out, h, wide);
     }
@@ -66,8 +88,6 @@ pub(super) fn forward(
     route(dec, layer, moe, w, pass, x, s, wide)?;
     let slots = group(moe, rows, s);
     pass.guesser.asked(&pass.step, layer, &s.ids[..slots], &s.distinct);
-    let z = &mut s.z[..rows * moe.latent];
-    k.matmul(dec.matrix(w.down), x, z, moe.latent, wide);
 
     let failed = |source| DecodeError::Source { layer, source };
     let opened_ns = pass.clock.now_ns();
@@ -76,12 +96,18 @@ pub(super) fn forward(
     // While this layer's experts are on their way, those of the layers behind it are guessed, if the source
     // wants to know.
     pass.guesser.look_ahead(&dec, &pass.step, layer, mix, &mut barrier, wide);
-    // The shared experts need no drive: they are computed while the routed ones are on their way.
+    // What the routed experts are given, and the shared ones, need no drive: they are computed while the routed ones are
+    // on their way.
+    let z = &mut s.z[..rows * moe.latent];
     match &w.shared {
-        Some(w) => mlp(dec, w, x, shared, wide, out),
-        None => out.fill(0.0),
+        Some(shared_w) => mlp_beside(dec, shared_w, x, Some((w.down, z)), shared, wide, out),
+        None => {
+            k.matmul(dec.matrix(w.down), x, z, moe.latent, wide);
+            out.fill(0.0);
+        }
     }
     let mut missing = s.distinct.len();
+    let mut lot = Lot::default();
     loop {
         let asked_ns = pass.clock.now_ns();
         let arrival = barrier.next_arrival().map_err(failed)?;
@@ -93,14 +119,17 @@ pub(super) fn forward(
         if !awaited {
             return Err(DecodeError::UnexpectedExpert(key));
         }
-        let (bytes, expected) = (lease.bytes(), moe.expert_bytes() as usize);
-        if bytes.len() != expected {
-            return Err(DecodeError::ExpertBytes { expert: key, seen: bytes.len(), expected });
+        let (seen, expected) = (lease.bytes().len(), moe.expert_bytes() as usize);
+        if seen != expected {
+            return Err(DecodeError::ExpertBytes { expert: key, seen, expected });
         }
-        run_expert(dec, moe, bytes, expert, s, wide);
         s.done[expert.index()] = true;
         missing -= 1;
+        if lot.push(lease, &*s, moe, k.pool().threads()) || barrier.at_hand() == 0 {
+            run_lot(dec, moe, &mut lot, s, wide);
+        }
     }
+    run_lot(dec, moe, &mut lot, s, wide);
     drop(barrier);
     if let Some(&expert) = s.distinct.iter().find(|e| missing > 0 && !s.done[e.index()]) {
         return Err(DecodeError::ExpertsMissing { layer, expert });
@@ -207,10 +236,10 @@ pub(super) fn choose(scores: &[f32], bias: &[f32], choice: &mut [f32], ids: &mut
         *c = s + b;
     }
     for id in ids {
-        let mut best = 0;
+        let (mut best, mut top) = (0, choice.first().copied().unwrap_or_default());
         for (expert, &c) in choice.iter().enumerate() {
-            if c > choice[best] {
-                best = expert;
+            if c > top {
+                (best, top) = (expert, c);
             }
         }
         choice[best] = f32::NEG_INFINITY;
@@ -248,49 +277,127 @@ fn group(moe: &MoeConfig, rows: usize, s: &mut MoeScratch) -> usize {
     slots
 }
 
-/// Runs all rows that chose `expert` through its six planes into their slots.
-fn run_expert(dec: View<'_>, moe: &MoeConfig, bytes: &[u8], expert: ExpertId, s: &mut MoeScratch, wide: &mut [f32]) {
-    let k = &dec.kernels;
+/// Experts that were at hand together and wait to be computed.
+#[derive(Default)]
+struct Lot {
+    leases: [Option<Lease>; LOT_EXPERTS],
+    count: usize,
+    /// Parts that their rows come in.
+    parts: usize,
+}
+
+impl Lot {
+    /// Adds an expert; `true` when the lot is full.
+    fn push(&mut self, lease: Lease, s: &MoeScratch, moe: &MoeConfig, threads: usize) -> bool {
+        let rows = slots_of(s, lease.expert()).len();
+        self.leases[self.count] = Some(lease);
+        self.count += 1;
+        self.parts += rows.div_ceil(PART_ROWS);
+        self.count == LOT_EXPERTS || self.parts >= LOT_PARTS * threads || !by_rows(moe)
+    }
+}
+
+/// Whether a thread takes rows through a whole expert.
+fn by_rows(moe: &MoeConfig) -> bool {
+    moe.width * moe.latent <= WHOLE_WEIGHTS
+}
+
+/// The slots of the rows that chose `expert`.
+fn slots_of(s: &MoeScratch, expert: ExpertId) -> Range<usize> {
+    s.first[expert.index()]..s.first[expert.index() + 1]
+}
+
+/// Runs the rows that chose the experts of `lot` through them into their slots, and gives the leases back. Threads share the
+/// rows where there are several parts of them, else the products.
+fn run_lot(dec: View<'_>, moe: &MoeConfig, lot: &mut Lot, s: &mut MoeScratch, wide: &mut [f32]) {
+    let leases = &mut lot.leases[..lot.count];
+    if by_rows(moe) && lot.parts > 1 {
+        // Slots ascend with the experts, and spans have to.
+        leases.sort_unstable_by_key(|lease| lease.as_ref().map(Lease::expert));
+        s.spans.clear();
+        for (at, lease) in leases.iter().enumerate() {
+            let slots = lease.as_ref().map_or(0..0, |lease| slots_of(s, lease.expert()));
+            let parts = slots.len().div_ceil(PART_ROWS).max(1);
+            let each = slots.len().div_ceil(parts).max(1);
+            let starts = slots.clone().step_by(each);
+            s.spans.extend(starts.map(|first| (at, first..slots.end.min(first + each))));
+        }
+        run_spans(dec, moe, leases, s);
+    } else {
+        leases.iter().flatten().for_each(|lease| run_expert(dec, moe, lease, s, wide));
+    }
+    leases.fill_with(|| None);
+    (lot.count, lot.parts) = (0, 0);
+}
+
+/// Each span of slots through the expert of its lease, shared by threads.
+fn run_spans(dec: View<'_>, moe: &MoeConfig, leases: &[Option<Lease>], s: &mut MoeScratch) {
+    let (k, width, latent) = (&dec.kernels, moe.width, moe.latent);
+    let MoeScratch { spans, slot_out, slot_row, z, gathered, gate, up, part_rows, .. } = s;
+    let together = gathered.len() / (*part_rows * latent);
+    for spans in spans.chunks(together) {
+        let room = [
+            (&mut gathered[..], *part_rows * latent),
+            (&mut gate[..], *part_rows * width),
+            (&mut up[..], *part_rows * width),
+        ];
+        k.by_spans(spans, (&mut *slot_out, latent), room, &|i, out, [x, gate, up]| {
+            let (at, slots) = &spans[i];
+            if let Some(lease) = &leases[*at] {
+                let rows = slots.len();
+                let (x, gate, up) = (&mut x[..rows * latent], &mut gate[..rows * width], &mut up[..rows * width]);
+                gather(z, &slot_row[slots.clone()], x);
+                ffn(dec, moe, lease.bytes(), x, gate, up, out, &mut []);
+            }
+        });
+    }
+}
+
+/// All rows that chose an expert through it, block by block; threads share products.
+fn run_expert(dec: View<'_>, moe: &MoeConfig, lease: &Lease, s: &mut MoeScratch, wide: &mut [f32]) {
     let (width, latent) = (moe.width, moe.latent);
+    let slots = slots_of(s, lease.expert());
+    for (first, rows) in blocks(slots.len()).map(|(first, rows)| (slots.start + first, rows)) {
+        let x = &mut s.gathered[..rows * latent];
+        gather(&s.z, &s.slot_row[first..first + rows], x);
+        let (gate, up) = (&mut s.gate[..rows * width], &mut s.up[..rows * width]);
+        let out = &mut s.slot_out[first * latent..(first + rows) * latent];
+        ffn(dec, moe, lease.bytes(), x, gate, up, out, wide);
+    }
+}
+
+/// Copies the rows of `z` that slots belong to.
+fn gather(z: &[f32], slot_row: &[usize], x: &mut [f32]) {
+    let latent = x.len() / slot_row.len().max(1);
+    for (to, &row) in x.chunks_exact_mut(latent).zip(slot_row) {
+        to.copy_from_slice(&z[row * latent..(row + 1) * latent]);
+    }
+}
+
+/// Rows `x` through the six planes of an expert.
+#[allow(clippy::too_many_arguments)]
+fn ffn(
+    dec: View<'_>,
+    moe: &MoeConfig,
+    bytes: &[u8],
+    x: &[f32],
+    gate: &mut [f32],
+    up: &mut [f32],
+    out: &mut [f32],
+    wide: &mut [f32],
+) {
+    let (k, width, latent) = (&dec.kernels, moe.width, moe.latent);
     let mut rest = bytes;
     let [w1p, w1s, w2p, w2s, w3p, w3s] = moe.plane_bytes().map(|len| {
         let (plane, after) = rest.split_at(len as usize);
         rest = after;
         plane
     });
-    let (start, end) = (s.first[expert.index()], s.first[expert.index() + 1]);
-    for (first, rows) in blocks(end - start).map(|(first, rows)| (start + first, rows)) {
-        let gathered = &mut s.gathered[..rows * latent];
-        for (to, &row) in gathered.chunks_exact_mut(latent).zip(&s.slot_row[first..first + rows]) {
-            to.copy_from_slice(&s.z[row * latent..(row + 1) * latent]);
-        }
-        let (gate, up) = (&mut s.gate[..rows * width], &mut s.up[..rows * width]);
-        if rows >= SHARED_ROWS {
-            // Rows enough for all threads: each takes its rows through the whole expert.
-            let out = &mut s.slot_out[first * latent..(first + rows) * latent];
-            let parts = [
-                (gathered, PART_ROWS * latent),
-                (gate, PART_ROWS * width),
-                (up, PART_ROWS * width),
-                (out, PART_ROWS * latent),
-                (&mut s.ordered, WIDE_ROWS * latent.max(width)),
-            ];
-            k.by_parts(1, parts, &|_, [x, gate, up, out, wide]| {
-                let x = Rows::packed(x, x.len() / latent);
-                k.matmul(Matrix::mxfp4(w1p, w1s, width, latent), x, gate, width, wide);
-                k.matmul(Matrix::mxfp4(w3p, w3s, width, latent), x, up, width, wide);
-                k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
-                k.matmul(Matrix::mxfp4(w2p, w2s, latent, width), Rows::packed(gate, x.count), out, latent, wide);
-            });
-            continue;
-        }
-        let x = Rows::packed(gathered, rows);
-        k.matmul(Matrix::mxfp4(w1p, w1s, width, latent), x, gate, width, wide);
-        k.matmul(Matrix::mxfp4(w3p, w3s, width, latent), x, up, width, wide);
-        k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
-        let out = &mut s.slot_out[first * latent..(first + rows) * latent];
-        k.matmul(Matrix::mxfp4(w2p, w2s, latent, width), Rows::packed(gate, rows), out, latent, wide);
-    }
+    let (w1, w3) = (Matrix::mxfp4(w1p, w1s, width, latent), Matrix::mxfp4(w3p, w3s, width, latent));
+    let rows = x.len() / latent;
+    k.matmuls(Rows::packed(x, rows), [(w1, &mut *gate, width), (w3, &mut *up, width)], wide);
+    k.situ(gate, up, dec.config.situ_beta, dec.config.situ_linear_beta);
+    k.matmul(Matrix::mxfp4(w2p, w2s, latent, width), Rows::packed(gate, rows), out, latent, wide);
 }
 
 #[cfg(test)]

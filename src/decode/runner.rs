@@ -149,6 +149,7 @@ impl Runner {
         let (dec, clock) = (&**decoder, options.clock);
         let start_ns = clock.now_ns();
         scratch.reserve(&dec.config, rows, options.max_context);
+        dec.kernels.make_room(scratch.widest());
         guesser.reserve(dec.config.hidden_size, rows);
         places.clear();
         for (lane, l) in lanes.iter_mut().enumerate() {
@@ -213,7 +214,10 @@ impl Runner {
         self.counters.total.add(&pass);
         self.counters.passes += 1;
         match phase {
-            Phase::Prefill => self.counters.widest_rows = self.counters.widest_rows.max(pass.rows),
+            Phase::Prefill => {
+                self.counters.prefill_passes += 1;
+                self.counters.widest_rows = self.counters.widest_rows.max(pass.rows);
+            }
             Phase::Decode => {
                 self.counters.widest_lanes = self.counters.widest_lanes.max(lanes);
                 self.counters.shared_passes += u64::from(lanes > 1);

@@ -102,6 +102,12 @@ impl SamplerState {
         Self { words: std::array::from_fn(|_| mix.next_u64()), draws: 0 }
     }
 
+    /// The state after `draws` more of them.
+    pub fn after(mut self, draws: u64) -> Self {
+        (0..draws).for_each(|_| _ = self.next_u64());
+        self
+    }
+
     /// The next 64 bits.
     fn next_u64(&mut self) -> u64 {
         let w = &mut self.words;
@@ -199,6 +205,13 @@ impl Sampler {
             return Err(SamplerError::State);
         }
         self.state = state;
+        Ok(())
+    }
+
+    /// Goes on where another sampler of the same options stood after what `counters` say.
+    pub fn resume(&mut self, state: SamplerState, counters: SamplerCounters) -> Result<(), SamplerError> {
+        self.restore(state)?;
+        self.counters = counters;
         Ok(())
     }
 

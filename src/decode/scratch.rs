@@ -2,9 +2,12 @@
 //! and are reused; nothing is allocated while a pass runs. What must outlive a step of a layer is kept for every row of
 //! the pass; what a step needs for itself only for [`BLOCK_ROWS`] of them, so that a whole prompt can be one pass.
 
+pub(super) use super::kernels::PART_ROWS;
 use super::kernels::WIDE_ROWS;
+use super::kernels::pool::MAX_THREADS;
 use crate::ids::ExpertId;
 use crate::model::config::{AttnKind, ModelConfig};
+use std::ops::Range;
 
 /// Rows that a step of a layer works on at a time. A row's bits do not depend on it.
 pub(super) const BLOCK_ROWS: usize = 256;
@@ -12,8 +15,12 @@ pub(super) const BLOCK_ROWS: usize = 256;
 /// Rows that are worth another thread's attention in steps that do little with a row.
 pub(super) const GRAIN_ROWS: usize = 16;
 
-/// Rows that a thread takes through an expert at a time.
-pub(super) const PART_ROWS: usize = 8;
+/// Most experts that are taken together.
+pub(super) const LOT_EXPERTS: usize = 16;
+
+/// Parts of experts' rows for each thread up to which experts at hand are taken together: few, so that drives are looked
+/// after in between.
+pub(super) const LOT_PARTS: usize = 4;
 
 /// First row and length of each block of `rows` rows.
 pub(super) fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -70,6 +77,22 @@ impl State {
             kda.conv.iter_mut().for_each(|c| c.fill(0.0));
         }
     }
+}
+
+/// Columns of the widest matrix that a pass multiplies with.
+pub(super) fn widest(cfg: &ModelConfig) -> usize {
+    let (kda, m) = (&cfg.kda, &cfg.mla);
+    let all = [
+        cfg.hidden_size,
+        kda.heads * kda.head_dim,
+        kda.head_dim,
+        m.q_lora_rank,
+        mla_values(cfg),
+        m.heads * m.v_head_dim,
+        cfg.intermediate_size,
+    ];
+    let moe = cfg.moe.iter().flat_map(|e| [e.shared_experts * e.width, e.width, e.latent]);
+    all.into_iter().chain(moe).max().unwrap_or(0)
 }
 
 /// Working memory of the KDA layers.
@@ -137,8 +160,10 @@ pub(super) struct MoeScratch {
     pub(super) gathered: Vec<f32>,
     pub(super) gate: Vec<f32>,
     pub(super) up: Vec<f32>,
-    /// Space for the products of each [`PART_ROWS`] rows.
-    pub(super) ordered: Vec<f32>,
+    /// Rows of a part of `gathered`, `gate` and `up` when threads share rows.
+    pub(super) part_rows: usize,
+    /// Which expert of a lot takes which slots.
+    pub(super) spans: Vec<(usize, Range<usize>)>,
     pub(super) sum: Vec<f32>,
     pub(super) raised: Vec<f32>,
 }
@@ -180,6 +205,14 @@ impl Room<'_> {
         }
     }
 
+    /// For a buffer that a pass fills with up to `n` values.
+    fn hold<T>(&mut self, v: &mut Vec<T>, n: usize) {
+        match self {
+            Room::Make => v.reserve_exact(n.saturating_sub(v.len())),
+            Room::Count(bytes) => **bytes = bytes.saturating_add((n as u64).saturating_mul(size_of::<T>() as u64)),
+        }
+    }
+
     /// For a buffer whose memory is to be taken only as it is written: fresh zeroed pages.
     fn fresh(&mut self, v: &mut Vec<f32>, n: usize) {
         match self {
@@ -198,6 +231,11 @@ impl Scratch {
         }
         self.rows = rows;
         self.size(cfg, rows, max_context, &mut Room::Make);
+    }
+
+    /// Columns of the widest matrix that a pass multiplies with.
+    pub(super) fn widest(&self) -> usize {
+        self.wide.len() / WIDE_ROWS
     }
 
     /// Bytes that [`Scratch::reserve`] takes for passes of `rows` rows.
@@ -241,8 +279,6 @@ impl Scratch {
         let shared = cfg.moe.as_ref().map_or(0, |e| e.shared_experts * e.width);
         room.set(&mut self.mlp.gate, block * cfg.intermediate_size.max(shared));
         room.set(&mut self.mlp.up, block * cfg.intermediate_size.max(shared));
-        let widest = [h, p, d, m.q_lora_rank, cached, m.heads * m.v_head_dim, cfg.intermediate_size, shared];
-        let mut wide = widest.into_iter().max().unwrap_or(h);
         if let Some(e) = &cfg.moe {
             let (s, slots) = (&mut self.moe, rows * e.top_k);
             room.set(&mut s.scores, block * e.experts);
@@ -252,22 +288,23 @@ impl Scratch {
             room.set(&mut s.first, e.experts + 1);
             room.set(&mut s.next, e.experts);
             room.set(&mut s.done, e.experts);
-            s.distinct.reserve(e.experts);
+            room.hold(&mut s.distinct, e.experts);
             room.set(&mut s.slot_row, slots);
             room.set(&mut s.slot_weight, slots);
             room.set(&mut s.row_slots, slots);
             room.set(&mut s.row_next, rows);
             room.set(&mut s.slot_out, slots * e.latent);
-            room.set(&mut s.gate, block * e.width);
-            room.set(&mut s.up, block * e.width);
+            s.part_rows = block.min(PART_ROWS);
+            // A block of one expert's rows, or a part for each expert that is taken together.
+            let expert_rows = block.next_multiple_of(s.part_rows).max(LOT_EXPERTS * s.part_rows);
+            room.set(&mut s.gate, expert_rows * e.width);
+            room.set(&mut s.up, expert_rows * e.width);
+            room.set(&mut s.gathered, expert_rows * e.latent);
             room.set(&mut s.z, rows * e.latent);
-            for v in [&mut s.gathered, &mut s.sum] {
-                room.set(v, block * e.latent);
-            }
+            room.set(&mut s.sum, block * e.latent);
             room.set(&mut s.raised, block * h);
-            room.set(&mut s.ordered, block.div_ceil(PART_ROWS) * WIDE_ROWS * e.latent.max(e.width));
-            wide = wide.max(e.width).max(e.latent);
+            room.hold(&mut s.spans, LOT_PARTS * MAX_THREADS + LOT_EXPERTS + rows.div_ceil(PART_ROWS));
         }
-        room.set(&mut self.wide, WIDE_ROWS * wide);
+        room.set(&mut self.wide, WIDE_ROWS * widest(cfg));
     }
 }

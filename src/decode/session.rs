@@ -79,6 +79,8 @@ impl PassStats {
 pub struct SessionCounters {
     /// Completed passes.
     pub passes: u64,
+    /// Passes over prompts.
+    pub prefill_passes: u64,
     /// Most rows of one pass over prompts.
     pub widest_rows: u64,
     /// Most lanes of one decode pass.
@@ -165,6 +167,16 @@ impl Session {
     /// The cached rows of an MLA layer, `[position, kv_lora + rope]`; `None` for other layers.
     pub fn mla_rows(&self, layer: LayerId) -> Option<&[f32]> {
         self.timeline.mla_rows(layer)
+    }
+
+    /// The text's state, for a snapshot.
+    pub(super) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// The same, to be filled from one.
+    pub(super) fn timeline_mut(&mut self) -> &mut Timeline {
+        &mut self.timeline
     }
 
     /// Feeds `tokens` at the current position; returns the logits asked for, `[rows, vocab]`. After an error the

@@ -96,6 +96,44 @@ impl Timeline {
         }
     }
 
+    /// Everything that the text is remembered by, layer by layer: a state and its three histories, or rows of a cache.
+    pub(super) fn parts(&self) -> Result<impl Iterator<Item = &[f32]>, DecodeError> {
+        if !self.usable || self.waiting.is_some() {
+            return Err(DecodeError::Unusable);
+        }
+        let rows = self.position * self.cached;
+        Ok(self.states.iter().flat_map(move |state| {
+            let (first, conv) = match state {
+                State::Kda(kda) => (&kda.s[..], Some(&kda.conv)),
+                State::Mla(cache) => (&cache[..rows], None),
+            };
+            std::iter::once(first).chain(conv.into_iter().flatten().map(Vec::as_slice))
+        }))
+    }
+
+    /// The same, to be filled for a text of `position` tokens. Until [`Timeline::resume_at`] it belongs to no text.
+    pub(super) fn parts_mut(&mut self, position: usize) -> Result<impl Iterator<Item = &mut [f32]>, DecodeError> {
+        if position > self.max_context {
+            return Err(DecodeError::ContextFull { needed: position, max: self.max_context });
+        }
+        self.reset();
+        self.usable = false;
+        let rows = position * self.cached;
+        Ok(self.states.iter_mut().flat_map(move |state| {
+            let (first, conv) = match state {
+                State::Kda(kda) => (&mut kda.s[..], Some(&mut kda.conv)),
+                State::Mla(cache) => (&mut cache[..rows], None),
+            };
+            std::iter::once(first).chain(conv.into_iter().flatten().map(Vec::as_mut_slice))
+        }))
+    }
+
+    /// Every part is there: the text has `position` tokens.
+    pub(super) fn resume_at(&mut self, position: usize) {
+        self.position = position;
+        self.usable = true;
+    }
+
     /// Whether `rows` more rows can be fed; changes nothing.
     pub(super) fn check(&self, rows: usize) -> Result<(), DecodeError> {
         if !self.usable {

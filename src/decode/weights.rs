@@ -3,17 +3,12 @@
 
 use super::blocks::{Blocks, lay_out};
 use super::error::DecodeError;
-use super::kernels::{KernelIsa, Kernels, Matrix, SCALE_BYTES};
+use super::kernels::{ActivationCounts, Activations, KernelIsa, Kernels, Matrix, SCALE_BYTES};
 use crate::model::config::{AttnKind, FfnKind, ModelConfig};
 use crate::model::tensors::{DType, TensorSpec, trunk_tensors};
 use crate::store::trunk::{Trunk, TrunkAt, TrunkFacts, byte_len};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-/// How long threads wait for each other where each is to do the same once.
-const LONGEST_MUSTER: Duration = Duration::from_secs(1);
 
 /// A matrix in the trunk.
 #[derive(Clone, Copy, Debug)]
@@ -173,20 +168,20 @@ impl Decoder {
         self.kernels.use_threads(threads);
     }
 
-    /// Calls `work` once on each thread in use, with a number of its own; the caller's own included. Every thread must come
-    /// by within a second, else some of them are left out.
-    pub fn on_each_thread(&self, work: &(dyn Fn(usize) + Sync)) {
-        let pool = self.kernels.pool();
-        let (threads, arrived) = (pool.threads(), AtomicUsize::new(0));
-        let since = Instant::now();
-        // a thread that has done its part stays until all have: none can take two
-        pool.run(threads, &|thread| {
-            work(thread);
-            arrived.fetch_add(1, Ordering::SeqCst);
-            while arrived.load(Ordering::SeqCst) < threads && since.elapsed() < LONGEST_MUSTER {
-                std::thread::yield_now();
-            }
-        });
+    /// From now on products of MXFP4 and int8 weights see their activations so; all others see single precision.
+    pub fn use_activations(&self, activations: Activations) {
+        self.kernels.use_activations(activations);
+    }
+
+    /// Products so far, by the form of the weights and by what activations were.
+    pub fn activation_counts(&self) -> ActivationCounts {
+        self.kernels.activation_counts()
+    }
+
+    /// Calls `work` once on each thread in use, with a number of its own; the caller's own included. Waits for whoever has the
+    /// threads. `false` if some were left out, because they were not free or did not come by within a second.
+    pub fn on_each_thread(&self, work: &(dyn Fn(usize) + Sync)) -> bool {
+        self.kernels.pool().muster(work)
     }
 
     /// Parts of products and of other shared work that each thread in use has computed so far, the caller's own first.

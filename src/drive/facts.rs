@@ -357,6 +357,7 @@ mod tests {
                 name: format!("d-{}", p.replace('/', "-")),
                 path: dir.path().join(p),
                 emulate: None,
+                faults: Vec::new(),
             };
             check_paths(&paths.iter().map(spec).collect::<Vec<_>>()).map_err(|e| e.to_string())
         };

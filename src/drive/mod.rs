@@ -7,9 +7,11 @@ pub mod emulated_link;
 pub mod facts;
 #[cfg(test)]
 mod fake_sysfs;
+pub mod fault_rule;
 pub mod mount;
 pub mod profile;
 pub mod snapshot;
 pub mod spec;
+pub mod testbed;
 pub mod topology;
 pub mod units;

@@ -121,7 +121,7 @@ fn other_drives_than_the_measured_ones_are_refused() {
     let e = profile.models(&["a", "c"]).unwrap_err().to_string();
     assert!(e.contains("no drive `c` (it has a, b)") && e.contains("argodrive ceiling"), "{e}");
     let dir = tempfile::tempdir().unwrap();
-    let spec = |emulate| DriveSpec { name: "a".into(), path: dir.path().into(), emulate };
+    let spec = |emulate| DriveSpec { name: "a".into(), path: dir.path().into(), emulate, faults: Vec::new() };
     assert_eq!(profile.models_of(&[spec(None)]).unwrap().len(), 1, "an unknown device is not held against it");
     let pace = super::super::spec::parse("[[drive]]\nname = \"a\"\npath = \"/a\"\nemulate = { rate = \"5MB/s\" }")
         .unwrap()[0]

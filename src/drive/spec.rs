@@ -2,6 +2,7 @@
 //! only; nothing here opens a file of a drive.
 
 use super::emulated_link::{EmulatedLink, RawLink};
+use super::fault_rule::{FaultRule, MAX_RULES};
 use super::units::{parse_duration_ns, parse_rate};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -123,6 +124,16 @@ pub struct DriveSpec {
     pub path: PathBuf,
     /// What it pretends to be, if it is emulated.
     pub emulate: Option<Emulation>,
+    /// Faults that its reads meet on purpose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FaultRule>,
+}
+
+impl DriveSpec {
+    /// A drive as it is.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self { name: name.into(), path: path.into(), emulate: None, faults: Vec::new() }
+    }
 }
 
 #[derive(Deserialize)]
@@ -138,6 +149,8 @@ struct RawDrive {
     name: String,
     path: PathBuf,
     emulate: Option<RawEmulation>,
+    #[serde(default)]
+    faults: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -209,6 +222,10 @@ pub fn render(drives: &[DriveSpec]) -> String {
                 e.link.map_or_else(String::new, render_link)
             );
         }
+        if !drive.faults.is_empty() {
+            let faults: Vec<String> = drive.faults.iter().map(|f| quoted(&f.to_string())).collect();
+            let _ = writeln!(text, "faults = [{}]", faults.join(", "));
+        }
         text.push('\n');
     }
     text
@@ -225,7 +242,7 @@ fn render_link(link: EmulatedLink) -> String {
 }
 
 fn resolve(raw: RawDrive) -> Result<DriveSpec, SpecError> {
-    let RawDrive { name, path, emulate } = raw;
+    let RawDrive { name, path, emulate, faults } = raw;
     let bad = |key, reason: &str| SpecError::Value { drive: name.clone(), key, reason: reason.into() };
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
@@ -235,7 +252,12 @@ fn resolve(raw: RawDrive) -> Result<DriveSpec, SpecError> {
         return Err(bad("path", "is empty"));
     }
     let emulate = emulate.map(|raw| resolve_emulation(&name, raw)).transpose()?;
-    Ok(DriveSpec { name, path, emulate })
+    if faults.len() > MAX_RULES {
+        return Err(bad("faults", &format!("{} rules, at most {MAX_RULES}", faults.len())));
+    }
+    let faults = faults.iter().map(|f| f.parse()).collect::<Result<_, String>>();
+    let faults = faults.map_err(|e| bad("faults", &e))?;
+    Ok(DriveSpec { name, path, emulate, faults })
 }
 
 fn resolve_emulation(drive: &str, raw: RawEmulation) -> Result<Emulation, SpecError> {
@@ -387,7 +409,8 @@ path = "b"
     fn two_folders_on_one_device_are_reported_unless_emulated() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("b")).unwrap();
-        let spec = |name: &str, path: PathBuf, emulate| DriveSpec { name: name.into(), path, emulate };
+        let spec =
+            |name: &str, path: PathBuf, emulate| DriveSpec { name: name.into(), path, emulate, faults: Vec::new() };
         let pace = parse(TWO).unwrap()[0].emulate;
         let mut drives = vec![spec("a", dir.path().into(), None), spec("b", dir.path().join("b"), None)];
         assert_eq!(shared_devices(&drives).unwrap(), [(0, 1)]);

@@ -7,6 +7,7 @@
 
 pub mod buffer;
 pub mod buffered;
+pub mod faults;
 pub mod kind;
 pub mod mmap;
 pub mod paced;

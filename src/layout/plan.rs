@@ -4,6 +4,7 @@
 use super::level::Reads;
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::store::piece::{PartOf, PieceKey};
+use crate::store::seal::{explain, seal, unseal};
 use crate::store::stripe::{MAX_UNITS, Stripe, UNIT_ALIGN};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -176,13 +177,19 @@ impl Plan {
         if version > PLAN_VERSION {
             return Err(PlanError::Version(version));
         }
-        let plan: Plan = serde_json::from_str(text).map_err(|e| PlanError::Syntax(e.to_string()))?;
+        let (text, intact) = unseal(text);
+        let plan: Plan = serde_json::from_str(&text).map_err(|e| PlanError::Syntax(explain(&e, &intact)))?;
         plan.check()?;
+        intact.map_err(PlanError::Syntax)?;
         Ok(plan)
     }
 
-    /// The plan as one line of JSON (82,432 experts on 4 drives stay under 4 MiB).
+    /// The plan as one line of JSON (82,432 experts on 4 drives stay under 4 MiB), with a check of it at its end.
     pub fn to_json(&self) -> Result<String, PlanError> {
+        self.bare_json().map(|s| seal(s.trim_end()) + "\n")
+    }
+
+    fn bare_json(&self) -> Result<String, PlanError> {
         serde_json::to_string(self).map(|s| s + "\n").map_err(|e| PlanError::Syntax(e.to_string()))
     }
 
@@ -194,7 +201,7 @@ impl Plan {
         for drive in &mut bare.drives {
             drive.path = PathBuf::new();
         }
-        Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bare.to_json()?.as_bytes())))
+        Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bare.bare_json()?.as_bytes())))
     }
 
     /// The drive of this name.

@@ -7,10 +7,13 @@ use super::dispatch::Dispatcher;
 use super::engines::{EngineSpec, make_engine};
 use super::expert_reader::ExpertReader;
 use super::governor::Governor;
+use super::health::Health;
 use super::heat_file;
 use super::jobs::{AheadLane, Lane};
+use super::limit::{ALWAYS, ReadLimit};
 use super::open::{OpenedDrive, open_drive};
 use super::options::{PrefetchPolicy, PrefetchPool, ReaderError, ReaderOptions};
+use super::pace_watch::PaceWatch;
 use super::predict::{Predictor, table_file};
 use super::rates::{InFlight, KnownRate, RateEstimator};
 use super::resident::Resident;
@@ -41,6 +44,7 @@ impl ExpertReader {
                 "the plan has {count} drives (1 to {MAX_DRIVES}), {seen} are mounted"
             )));
         }
+        check_faults(mounts, options)?;
         let drives = mounts.iter().enumerate().map(|(id, mount)| open_drive(plan, DriveId(id as u8), mount, options));
         let drives = drives.collect::<Result<Vec<_>, _>>()?;
         let pace = |mount: &DriveSpec| match mount.emulate.filter(|_| !knob::skipped(Knob::Pace)) {
@@ -64,6 +68,7 @@ impl ExpertReader {
     ) -> Result<Self, ReaderError> {
         options.check()?;
         check_plan(plan, options)?;
+        check_rate(plan, options)?;
         let signal = Arc::new(Signal::default());
         let budget = make_budget(plan, &drives, options, &signal)?;
         let slab = budget.slab;
@@ -89,8 +94,8 @@ impl ExpertReader {
                 .transpose()
                 .map_err(|e: std::io::Error| ReaderError::Option(format!("drive `{}`: {e}", opened.name)))?;
             let spec = |files, depth, requests| {
-                let (slab, pace, signal) = (&slab, pace.clone(), Arc::clone(&signal));
-                EngineSpec { files, slab, depth, requests, pace, signal }
+                let (slab, pace, faults, signal) = (&slab, pace.clone(), opened.faults.clone(), Arc::clone(&signal));
+                EngineSpec { files, slab, depth, requests, pace, faults, signal }
             };
             let engine = make_engine(spec(files, depth, if shared { jobs } else { requests }))?;
             let ahead = again.map(|files| make_engine(spec(files, ahead_depth, budget.ahead.max(1)))).transpose()?;
@@ -100,7 +105,8 @@ impl ExpertReader {
             });
             counted.push(DriveCounters::new(&opened.name, engine.capabilities(), opened.alignment)?);
             let prefetch_engine = ahead.as_ref().and_then(|a| a.engine.as_ref()).map(|e| e.counters());
-            live.push(LiveDrive { engine: engine.counters(), prefetch_engine, pace });
+            let faults = opened.faults.clone();
+            live.push(LiveDrive { engine: engine.counters(), prefetch_engine, pace, faults });
             traced.push(TraceDrive {
                 id: DriveId(id as u8),
                 name: opened.name.clone(),
@@ -109,7 +115,8 @@ impl ExpertReader {
                 device_number: opened.device_number,
             });
             let batch = Vec::with_capacity(requests as usize);
-            lanes.push(Lane { opened, engine, batch, read_bytes, demand_out: 0, ahead });
+            let (limit, passing) = (read_limit(options), Vec::with_capacity(1));
+            lanes.push(Lane { opened, engine, batch, limit, passing, read_bytes, demand_out: 0, ahead });
         }
         let heat = options.cache_heat.as_ref().map(|path| heat_file::load(path, plan)).transpose()?.unwrap_or_default();
         let resident = (budget.cache > 0).then(|| Resident::new(options.cache_policy, budget.cache, plan, &heat));
@@ -154,6 +161,15 @@ impl ExpertReader {
             parked: (0..widest * places).map(|_| None).collect(),
             places,
             hedge_after_ns: vec![None; lanes.len()],
+            health: vec![Health::default(); lanes.len()],
+            pace: known_paces(&lanes, plan, options),
+            probing: vec![false; lanes.len()],
+            shed_asked: vec![false; lanes.len()],
+            can_shed: can_shed(plan),
+            avoid: 0,
+            failing_ns: 0,
+            limit_wake_ns: None,
+            last_step: 0,
             tally: Tally::new(lanes.len()),
             lanes,
             plan: plan.clone(),
@@ -185,6 +201,69 @@ impl ExpertReader {
             seen_non_primary,
         })
     }
+}
+
+/// Faults of the run are for drives of the plan.
+fn check_faults(mounts: &[DriveSpec], options: &ReaderOptions) -> Result<(), ReaderError> {
+    let known = |name: &str| mounts.iter().any(|m| m.name == name);
+    match options.faults.iter().find(|f| !known(&f.drive)) {
+        None => Ok(()),
+        Some(fault) => {
+            let names: Vec<&str> = mounts.iter().map(|m| m.name.as_str()).collect();
+            let (drive, names) = (&fault.drive, names.join(", "));
+            Err(ReaderError::Option(format!("--faults `{fault}`: the plan has no drive `{drive}`; it has {names}")))
+        }
+    }
+}
+
+/// A limit below which a single expert takes longer than silence may last is a mistake, and would be waited for without a word.
+fn check_rate(plan: &Plan, options: &ReaderOptions) -> Result<(), ReaderError> {
+    let (rate, timeout_ms, bytes) = (options.max_read_bytes_per_s, options.read_timeout_ms, plan.expert_bytes);
+    let least = (u128::from(bytes) * 1000).div_ceil(u128::from(timeout_ms.max(1)));
+    if rate == 0 || u128::from(rate) >= least {
+        return Ok(());
+    }
+    Err(ReaderError::Option(format!(
+        "--max-read-rate {rate} B/s: one expert of {bytes} bytes takes longer than --read-timeout {timeout_ms} ms; give at \
+         least {least} B/s, or a longer timeout"
+    )))
+}
+
+/// By drive: whether the plan has an expert on it that is elsewhere too, all of it.
+fn can_shed(plan: &Plan) -> Vec<bool> {
+    let mut can = vec![false; plan.drives.len()];
+    let copied = plan.layers.values().flat_map(|l| &l.0).filter(|homes| homes.len() > 1);
+    copied.filter(|homes| plan.stripe(homes.len()).is_none()).flatten().for_each(|d| can[d.index()] = true);
+    can
+}
+
+/// How much each drive may be asked for; `None` = as much as it takes.
+fn read_limit(options: &ReaderOptions) -> Option<ReadLimit> {
+    let (rate, duty) = (options.max_read_bytes_per_s, options.duty_permille);
+    let done_rate = match rate {
+        0 if knob::forced(Knob::MaxReadRate) => 2_000_000,
+        _ if knob::skipped(Knob::MaxReadRate) => 0,
+        rate => rate,
+    };
+    let done_duty = match duty {
+        ALWAYS if knob::forced(Knob::Duty) => ALWAYS / 100,
+        _ if knob::skipped(Knob::Duty) => ALWAYS,
+        duty => duty,
+    };
+    let limited = rate > 0 || duty < ALWAYS || done_rate > 0 || done_duty < ALWAYS;
+    limited.then(|| ReadLimit::new(done_rate, done_duty, duty))
+}
+
+/// What an expert takes on each drive, where that is known before the run.
+fn known_paces(lanes: &[Lane], plan: &Plan, options: &ReaderOptions) -> Vec<PaceWatch> {
+    let known = |lane: &Lane| {
+        if read_limit(options).is_some() {
+            return None; // what a drive can do is not what it may
+        }
+        let rate = options.rates.iter().find(|r| r.drive == lane.opened.name)?;
+        Some(rate.fixed_ns as f64 + plan.expert_bytes as f64 * 1e9 / rate.bytes_per_s.max(1) as f64)
+    };
+    lanes.iter().map(|lane| PaceWatch::new(known(lane))).collect()
 }
 
 /// Most parts that an expert is read in: one on each drive, or the blocks of a striped one.

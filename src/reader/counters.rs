@@ -2,8 +2,11 @@
 //! the counters and takes the trace while something else owns the reader.
 
 use super::dispatch::DispatchPolicy;
+use super::health::{DriveEvent, MAX_EVENTS};
+use super::limit::LimitCounters;
 use super::options::ReaderError;
 use super::rates::SeenRate;
+use crate::io::faults::{FaultSnapshot, FaultyDrive};
 use crate::io::paced::{PaceSnapshot, PacedDrive};
 use crate::io::{Capabilities, EngineCounters, EngineSnapshot, Slab};
 use crate::source::guess::GuessCountsByDepth;
@@ -153,6 +156,24 @@ pub struct DriveCounters {
     pub digests_checked: u64,
     /// Reads given up because nothing arrived for the whole read timeout.
     pub timeouts: u64,
+    /// Times that demand was told to leave it alone because it is gone, silent or failing.
+    pub degraded: u64,
+    /// Times that it was because the drive had become too slow to be worth waiting for.
+    pub shed: u64,
+    /// Times that there was reason to, whether it was done or not.
+    pub shed_due: u64,
+    /// Times that demand was let back to it.
+    pub restored: u64,
+    /// Times that it was found to deliver far less than it had.
+    pub throttled: u64,
+    /// Reads that asked it whether it is back, and those that came as they should.
+    pub probes: ReadSum,
+    /// See `probes`.
+    pub good_probes: ReadSum,
+    /// What was handed to it under a limit.
+    pub limit: LimitCounters,
+    /// Faults that its reads met on purpose; `None` = it is not to meet any.
+    pub faults: Option<FaultSnapshot>,
     /// Reads given up when their barrier closed.
     pub cancelled: u64,
     /// completed - submitted, in nanoseconds, of the reads that delivered an expert.
@@ -230,6 +251,16 @@ pub struct ReaderCounters {
     pub hedges_cancelled: u64,
     /// Reads repeated on another home.
     pub failovers: u64,
+    /// Experts read elsewhere because one of their homes is on a degraded drive.
+    pub steered: u64,
+    /// Barriers that closed while a drive was degraded.
+    pub barriers_degraded: u64,
+    /// By barrier the longest time from asking for a read to its failure, summed: failures made barriers later by no more.
+    pub failing_wait_ns: u64,
+    /// What happened to drives, in order.
+    pub drive_events: Vec<DriveEvent>,
+    /// Events beyond those that are kept.
+    pub drive_events_lost: u64,
     /// Different experts delivered from a copy that is not the primary.
     pub experts_from_non_primary: u64,
     /// Time that callers spent waiting for an arrival.
@@ -251,6 +282,7 @@ pub(super) struct LiveDrive {
     pub engine: Arc<EngineCounters>,
     pub prefetch_engine: Option<Arc<EngineCounters>>,
     pub pace: Option<Arc<PacedDrive>>,
+    pub faults: Option<Arc<FaultyDrive>>,
 }
 
 /// Reads a reader's counters from anywhere, also after the reader has gone.
@@ -284,6 +316,15 @@ impl DriveCounters {
             digest_errors: 0,
             digests_checked: 0,
             timeouts: 0,
+            degraded: 0,
+            shed: 0,
+            shed_due: 0,
+            restored: 0,
+            throttled: 0,
+            probes: ReadSum::default(),
+            good_probes: ReadSum::default(),
+            limit: LimitCounters::default(),
+            faults: None,
             cancelled: 0,
             clat_ns: histogram()?,
             lat_ns: histogram()?,
@@ -327,6 +368,11 @@ impl ReaderCounters {
             hedges_won: 0,
             hedges_cancelled: 0,
             failovers: 0,
+            steered: 0,
+            barriers_degraded: 0,
+            failing_wait_ns: 0,
+            drive_events: Vec::with_capacity(MAX_EVENTS),
+            drive_events_lost: 0,
             experts_from_non_primary: 0,
             stall_ns: 0,
             prefetch: PrefetchCounters::default(),
@@ -372,6 +418,7 @@ impl ReaderHandle {
             drive.engine = live.engine.snapshot();
             drive.prefetch_engine = live.prefetch_engine.as_ref().map(|e| e.snapshot());
             drive.pace = live.pace.as_ref().map(|p| p.snapshot());
+            drive.faults = live.faults.as_ref().map(|f| f.snapshot());
         }
         counters
     }

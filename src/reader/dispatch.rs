@@ -95,6 +95,8 @@ pub struct Shape {
 #[derive(Debug, Default)]
 pub struct Dispatcher {
     turn: usize,
+    /// Bit d = drive d only serves what no other drive holds.
+    avoid: u64,
     /// By expert of the set: bit d = drive d is a home.
     masks: Vec<u64>,
     loads: Vec<DriveLoad>,
@@ -108,12 +110,18 @@ impl Dispatcher {
     pub fn new(asks: usize, drives: usize) -> Self {
         Self {
             turn: 0,
+            avoid: 0,
             masks: Vec::with_capacity(asks),
             loads: Vec::with_capacity(drives),
             balance: Balance::new(asks, drives),
             splitter: Splitter::new(asks, drives),
             pieces: Vec::with_capacity(asks * drives),
         }
+    }
+
+    /// From now on drives with their bit in `drives` only serve what no other drive holds.
+    pub fn avoid(&mut self, drives: u64) {
+        self.avoid = drives;
     }
 
     /// Decides for `asks` experts of one shape. `homes(i)` are the drives that hold expert i, the primary first, all
@@ -143,7 +151,8 @@ impl Dispatcher {
             self.loads.extend_from_slice(loads);
             for ask in 0..asks {
                 let of = homes(ask);
-                if let Some(home) = choose_one(policy, &mut self.turn, of, 0, &self.loads, shape.bytes) {
+                let avoid = self.avoided(of, 0);
+                if let Some(home) = choose_one(policy, &mut self.turn, of, avoid, &self.loads, shape.bytes) {
                     self.loads[of[home].index()].in_flight_bytes += u64::from(shape.bytes);
                     self.pieces.push(whole(ask, home, of[home]));
                 }
@@ -151,7 +160,9 @@ impl Dispatcher {
             return &self.pieces;
         }
         self.masks.clear();
-        self.masks.extend((0..asks).map(|ask| homes(ask).iter().fold(0u64, |mask, d| mask | 1 << d.0)));
+        let avoid = self.avoid;
+        let open = |mask: u64| if mask & !avoid == 0 { mask } else { mask & !avoid };
+        self.masks.extend((0..asks).map(|ask| open(homes(ask).iter().fold(0u64, |mask, d| mask | 1 << d.0))));
         let home_of = |ask: usize, drive: usize| homes(ask).iter().position(|d| d.index() == drive);
         self.balance.assign(&self.masks, f64::from(shape.bytes), loads);
         if policy == DispatchPolicy::Split && cut && self.splitter.split(&self.masks, shape, loads, &self.balance) {
@@ -187,7 +198,18 @@ impl Dispatcher {
         loads: &[DriveLoad],
         bytes: u32,
     ) -> Option<usize> {
+        let tried = self.avoided(homes, tried);
         choose_one(policy, &mut self.turn, homes, tried, loads, bytes)
+    }
+
+    /// `tried`, and the homes on drives to be avoided, unless these are all that is left.
+    fn avoided(&self, homes: &[DriveId], tried: u64) -> u64 {
+        if self.avoid == 0 {
+            return tried;
+        }
+        let avoid = homes.iter().enumerate().filter(|(_, d)| self.avoid >> d.0 & 1 == 1);
+        let without = avoid.fold(tried, |mask, (home, _)| mask | 1 << home);
+        if (without.count_ones() as usize) < homes.len() { without } else { tried }
     }
 }
 
@@ -251,6 +273,23 @@ mod tests {
         let mut dispatcher = Dispatcher::new(1, 3);
         assert_eq!(dispatcher.again(ExpectedCompletion, &HOMES, 0, &slow, 10), Some(2));
         assert_eq!(dispatcher.again(Split, &HOMES, 0b100, &slow, 10), Some(1), "25 ns on drive 0, 30 on drive 2");
+    }
+
+    #[test]
+    fn a_drive_to_be_avoided_serves_only_what_no_other_holds() {
+        let shape = Shape { bytes: 40_960, block_bytes: 4096 };
+        let alone = [DriveId(1)];
+        for policy in DispatchPolicy::ALL {
+            let mut dispatcher = Dispatcher::new(6, 3);
+            dispatcher.avoid(0b010);
+            let homes = |ask: usize| if ask == 4 { &alone[..] } else { &HOMES[..] };
+            let pieces = dispatcher.decide(policy, true, 6, homes, shape, &loads([99, 0, 99]));
+            assert!(pieces.iter().all(|p| (p.ask == 4) == (p.drive == DriveId(1))), "{}: {pieces:?}", policy.name());
+            assert_eq!(pieces.iter().map(|p| p.len).sum::<u32>(), 6 * shape.bytes);
+            // Home 2 is drive 1: taken again only when it is all that is left.
+            assert_ne!(dispatcher.again(policy, &HOMES, 0, &loads([99, 0, 99]), 10), Some(2), "{}", policy.name());
+            assert_eq!(dispatcher.again(policy, &HOMES, 0b011, &loads([99, 0, 99]), 10), Some(2));
+        }
     }
 
     #[test]

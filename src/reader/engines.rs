@@ -3,6 +3,7 @@
 use super::options::ReaderOptions;
 use crate::clock::Clock;
 use crate::io::buffered::BufferedEngine;
+use crate::io::faults::{FaultyDrive, FaultyEngine};
 use crate::io::mmap::MmapEngine;
 use crate::io::paced::{PacedDrive, PacedEngine};
 use crate::io::psync::PsyncEngine;
@@ -22,16 +23,25 @@ pub(super) struct EngineSpec<'a> {
     pub requests: u32,
     /// The drive's, if it is emulated; both engines share it.
     pub pace: Option<Arc<PacedDrive>>,
+    /// The faults that the drive's reads meet; both engines share it.
+    pub faults: Option<Arc<FaultyDrive>>,
     /// What it raises.
     pub signal: Arc<Signal>,
 }
 
-/// An engine as `options` ask for. Paced if the drive is emulated.
+/// An engine as `options` ask for. Paced if the drive is emulated; whatever it is, faults are met outside of it.
 pub(super) fn make_engine(
     options: &ReaderOptions,
     clock: Clock,
     mut spec: EngineSpec<'_>,
 ) -> Result<Box<dyn IoEngine>, IoSetupError> {
+    let Some(faults) = spec.faults.take() else { return sound(options, clock, spec) };
+    let signal = Arc::clone(&spec.signal);
+    let inner = sound(options, clock, spec)?;
+    Ok(Box::new(FaultyEngine::new(faults, signal, clock, inner)?))
+}
+
+fn sound(options: &ReaderOptions, clock: Clock, mut spec: EngineSpec<'_>) -> Result<Box<dyn IoEngine>, IoSetupError> {
     let Some(pace) = spec.pace.take() else { return plain(options, clock, spec, false) };
     let signal = Arc::clone(&spec.signal);
     // Reads of an emulated drive are submitted by the reader and finished by the drive's timer.

@@ -9,8 +9,11 @@ use super::ahead::Ahead;
 use super::counters::{Ledger, ReaderHandle};
 use super::dispatch::{Dispatcher, DriveLoad};
 use super::governor::Governor;
+use super::health::Health;
 use super::jobs::{Job, Lane, Ready, Retry, Supply, Want};
+use super::limit::ReadLimit;
 use super::options::ReaderOptions;
+use super::pace_watch::PaceWatch;
 use super::prefetch::By;
 use super::rates::{InFlight, RateEstimator};
 use super::resident::Resident;
@@ -67,6 +70,22 @@ pub struct ExpertReader {
     pub(super) split_seen: bool,
     /// By drive: how long its reads may take before one is hedged; `None` = too few to tell.
     pub(super) hedge_after_ns: Vec<Option<u64>>,
+    /// By drive: whether demand can rely on it, whether it does what it did, and whether a probe is out.
+    pub(super) health: Vec<Health>,
+    pub(super) pace: Vec<PaceWatch>,
+    pub(super) probing: Vec<bool>,
+    /// By drive: there has been reason to shed it since it was last well.
+    pub(super) shed_asked: Vec<bool>,
+    /// By drive: some expert on it is elsewhere too, so that leaving it alone changes something.
+    pub(super) can_shed: Vec<bool>,
+    /// Bit d: demand leaves drive d alone where another holds the bytes.
+    pub(super) avoid: u64,
+    /// Longest time that a read of the open barrier took to fail.
+    pub(super) failing_ns: u64,
+    /// When the next read that waits for the limit of its drive may go.
+    pub(super) limit_wake_ns: Option<u64>,
+    /// Pass of the last barrier.
+    pub(super) last_step: u64,
     /// By expert: the last of `asks` that named it.
     pub(super) asked_in: Vec<u64>,
     pub(super) asks: u64,
@@ -114,9 +133,12 @@ impl ExpertSource for ExpertReader {
         self.handle.lock().counters.slot_waits += (self.wants.len() - self.fresh) as u64;
         if issued.is_err() {
             self.close_barrier();
-        } else if let (Some(opened), true) = (self.open, self.ahead.is_some()) {
-            self.guess(&opened, experts);
-            self.issue_ahead();
+        } else if let Some(opened) = self.open {
+            self.probe(&opened, experts);
+            if self.ahead.is_some() {
+                self.guess(&opened, experts);
+                self.issue_ahead();
+            }
         }
         issued
     }
@@ -148,6 +170,12 @@ impl ExpertSource for ExpertReader {
         Ok(Some(Lease::new(expert, owner, index, 0, self.plan.expert_bytes as u32)))
     }
 
+    fn at_hand(&self) -> usize {
+        // While reads wait for slots, every lease that is held keeps one of them waiting.
+        let waiting = self.fresh < self.wants.len() || !self.retry.is_empty();
+        if waiting { 0 } else { self.ready.len() }
+    }
+
     fn close_barrier(&mut self) {
         let Some(opened) = self.open.take() else { return };
         self.abandon();
@@ -156,13 +184,19 @@ impl ExpertSource for ExpertReader {
         let close_ns = self.clock.now_ns();
         let record = self.tally.record(&opened, close_ns);
         self.governor.barrier_closed();
+        self.last_step = opened.step.step;
         {
             let mut ledger = self.handle.lock();
             let Ledger { counters, trace } = &mut *ledger;
             counters.barriers += 1;
+            counters.failing_wait_ns += std::mem::take(&mut self.failing_ns);
+            counters.barriers_degraded += u64::from(self.avoid != 0);
             counters.barriers_split += u64::from(self.split_seen);
             counters.prefetch.governor_cuts = self.governor.cuts();
             counters.prefetch.governor_probes = self.governor.probes();
+            for (drive, lane) in counters.drives.iter_mut().zip(&self.lanes) {
+                drive.limit = lane.limit.as_ref().map(ReadLimit::counters).unwrap_or_default();
+            }
             for (drive, rate) in counters.drives.iter_mut().zip(&mut self.rates) {
                 rate.barrier_closed();
                 drive.rate = rate.seen();
@@ -175,6 +209,7 @@ impl ExpertSource for ExpertReader {
             }
         }
         self.learn_latencies();
+        self.watch_pace();
         self.ready.clear();
         self.parked.iter_mut().take(self.wants.len() * self.places).for_each(|p| *p = None);
         self.wants.clear();
@@ -238,9 +273,13 @@ impl ExpertReader {
                 return Ok(ready);
             }
             blocked_since.get_or_insert_with(|| self.clock.now_ns());
+            let hedge_at = self.hedge(opened);
+            if self.limit_wake_ns.is_some() {
+                deadline = None; // what may not go yet is not silent
+            }
             let until = *deadline.get_or_insert_with(|| Instant::now() + timeout);
-            let hedge_at = self.hedge(opened).map(|ns| self.clock.instant_at(ns));
-            let wake = hedge_at.map_or(until, |at| at.min(until));
+            let earlier = [hedge_at, self.limit_wake_ns].into_iter().flatten().map(|ns| self.clock.instant_at(ns));
+            let wake = earlier.fold(until, Instant::min);
             if !self.signal.wait(seen, wake) && Instant::now() >= until {
                 self.time_out(opened)?;
                 deadline = None;

@@ -2,6 +2,7 @@
 //! good run enters.
 
 use super::expert_reader::ExpertReader;
+use super::health::Failed;
 use super::jobs::{Part, Retry};
 use super::tally::Opened;
 use crate::source::SourceError;
@@ -61,21 +62,21 @@ impl ExpertReader {
         format!("expert {expert}{part} of layer {layer} on drive `{drive}`, {file} at offset {offset}: {reason}")
     }
 
-    pub(super) fn reason(&self, failure: Failure, need: u32) -> String {
+    /// Why a read of `event` ends the barrier: no other copy can replace it.
+    pub(super) fn reason(&self, failure: Failure, need: u32, event: &ReadEvent) -> String {
         let what = match failure {
             Failure::Short { bytes } => format!("the file ends after {bytes} of {need} bytes"),
             Failure::Digest => "its bytes do not have the digest of drive.json".to_string(),
             Failure::Os { errno } => std::io::Error::from_raw_os_error(errno).to_string(),
         };
-        let advice = if failure.is_our_bug() {
-            "a bug in argodrive, please report it"
-        } else if self.is_striped() {
-            "experts are striped, so no other drive holds these bytes; bring the drive back, or replace it, and run \
-             `argodrive stage --repair` for the plan"
-        } else {
-            "no other copy is left; run `argodrive stage --repair` for the plan"
+        if failure.is_our_bug() {
+            return format!("{what}; a bug in argodrive, please report it");
+        }
+        let none = match self.is_striped() {
+            true => "experts are striped, so no other drive holds these bytes",
+            false => "no other copy is left",
         };
-        format!("{what}; {advice}")
+        format!("{what}; {none}{}", self.lost_with(event.drive))
     }
 
     /// Nothing arrived for the whole read timeout: gives up what is in flight and lines up other homes. A cut expert is
@@ -91,6 +92,8 @@ impl ExpertReader {
             self.live_jobs -= 1;
             let (want, tried, event) = (job.want, job.tried, job.event);
             self.lanes[event.drive.index()].cancel(event.purpose, tag as u64);
+            self.handle.lock().counters.drives[event.drive.index()].timeouts += 1;
+            self.blame_for(&event, Failed::Silent);
             let state = &mut self.wants[want as usize];
             state.silent |= tried;
             state.restart();
@@ -105,7 +108,8 @@ impl ExpertReader {
             }
         }
         if let Some(event) = lost {
-            let reason = format!("nothing came for {waited_ms} ms and no other copy is left");
+            let lost = self.lost_with(event.drive);
+            let reason = format!("nothing came for {waited_ms} ms and no other copy is left{lost}");
             return Err(SourceError::Timeout(self.describe(&event, &reason)));
         }
         if gave_up {
@@ -142,8 +146,14 @@ impl ExpertReader {
         for (drive, lane) in self.lanes.iter_mut().enumerate() {
             // Never handed to the engine, so no completion will come.
             for request in lane.batch.drain(..) {
-                lane.demand_out -= 1;
-                self.jobs[request.tag as usize] = None;
+                let probe = self.jobs[request.tag as usize].take().is_some_and(|job| job.probe);
+                if probe {
+                    self.probing[drive] = false;
+                    let probes = &mut self.handle.lock().counters.drives[drive].probes;
+                    (probes.reads, probes.bytes) = (probes.reads - 1, probes.bytes - u64::from(request.len));
+                } else {
+                    lane.demand_out -= 1;
+                }
                 self.free_jobs.push(request.tag as u32);
                 self.in_flight.sub(drive, u64::from(request.len));
                 self.rates[drive].ended(now_ns, u64::from(request.len), false);

@@ -45,6 +45,11 @@ impl ExpertReader {
             self.withdrawn(&job, slot);
             return Ok(());
         }
+        if job.probe {
+            (job.event.submitted_ns, job.event.completed_ns) = (submitted_ns, completed_ns);
+            self.probed(&job, &slot, outcome);
+            return Ok(()); // its slot goes back now
+        }
         match (&mut self.lanes[drive], job.ahead) {
             (lane, None) => lane.demand_out -= 1,
             (lane, Some(_)) => lane.ahead.iter_mut().for_each(|a| a.out -= 1),
@@ -76,6 +81,7 @@ impl ExpertReader {
             None => self.arrive(job, slot),
             Some(failure) => {
                 job.event.result = failure.result();
+                self.blame(&job.event, failure);
                 self.count(&mut job.event, job.part, Some(failure));
                 let rival = job.rival.and_then(|r| self.jobs[r as usize].as_mut());
                 if let Some(rival) = rival.filter(|r| r.gave_up.is_none()) {
@@ -92,7 +98,7 @@ impl ExpertReader {
     /// Lines a failed read up for another home, if there is one.
     fn fail(&mut self, job: Job, slot: Slot, failure: Failure) -> Result<(), SourceError> {
         if failure.is_our_bug() || self.homes_left(&job.event, job.tried) == 0 {
-            return Err(SourceError::Read(self.describe(&job.event, &self.reason(failure, job.part.len))));
+            return Err(SourceError::Read(self.describe(&job.event, &self.reason(failure, job.part.len, &job.event))));
         }
         self.retry.push(Retry { want: job.want, part: job.part, tried: job.tried, slot: Some(slot) });
         Ok(())
@@ -119,6 +125,7 @@ impl ExpertReader {
         self.wants[at] = want;
         if want.arrived < want.parts {
             self.parked[at * places + usize::from(job.part.part)] = Some(slot);
+            self.health[job.event.drive.index()].good();
             self.count(&mut job.event, job.part, None);
             self.note(&job);
             return Ok(());
@@ -127,6 +134,9 @@ impl ExpertReader {
         if self.digest_is_wrong(job.event.drive, &slot, job.digest) {
             job.event.result = ReadResult::Error;
             let failure = if want.parts == 1 { Some(Failure::Digest) } else { None };
+            if failure.is_some() {
+                self.blame(&job.event, Failure::Digest);
+            }
             self.count(&mut job.event, job.part, failure);
             if let Some(stripe) = self.stripe_of(job.event.layer, job.event.expert) {
                 return Err(self.wrong_parts(&job.event, stripe, &slot));
@@ -140,6 +150,7 @@ impl ExpertReader {
             self.retry.push(Retry { want: job.want, part: self.whole(), tried: 0, slot: Some(slot) });
             return Ok(());
         }
+        self.health[job.event.drive.index()].good();
         self.count(&mut job.event, job.part, None);
         self.note(&job);
         self.tally.complete(want.completed_ns);
@@ -160,12 +171,18 @@ impl ExpertReader {
 
     /// Whether a whole expert has another digest than it should, where digests are checked.
     pub(super) fn digest_is_wrong(&mut self, drive: DriveId, slot: &Slot, digest: Digest) -> bool {
-        let verify =
-            (self.options.verify_digests || knob::forced(Knob::VerifyDigests)) && !knob::skipped(Knob::VerifyDigests);
-        if verify {
+        let wrong = self.check_digest(slot, digest);
+        if wrong.is_some() {
             self.handle.lock().counters.drives[drive.index()].digests_checked += 1;
         }
-        verify && Digest::of(&slot.bytes()[..self.plan.expert_bytes as usize]) != digest
+        wrong == Some(true)
+    }
+
+    /// The same, uncounted; `None` = digests are not checked.
+    pub(super) fn check_digest(&self, slot: &Slot, digest: Digest) -> Option<bool> {
+        let verify =
+            (self.options.verify_digests || knob::forced(Knob::VerifyDigests)) && !knob::skipped(Knob::VerifyDigests);
+        verify.then(|| Digest::of(&slot.bytes()[..self.plan.expert_bytes as usize]) != digest)
     }
 
     /// The whole slot of an expert whose last part is in `slot`. The other parts lie in the same slot, unless a hedge,
@@ -249,7 +266,7 @@ impl ExpertReader {
                 drive.digest_errors += u64::from(matches!(failure, Some(Failure::Digest)));
             }
             ReadResult::Cancelled => drive.cancelled += 1,
-            ReadResult::Timeout => drive.timeouts += 1,
+            ReadResult::Timeout => {} // counted when it was given up: it may never come back
         }
     }
 }

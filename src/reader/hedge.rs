@@ -59,8 +59,12 @@ impl ExpertReader {
             return Some(due_ns);
         }
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
+        self.dispatcher.avoid(self.avoid);
         let homes = self.plan.homes(opened.layer, expert)?;
         let home = self.dispatcher.again(self.options.dispatch, homes, tried, &self.loads, part.len)?;
+        if self.avoid >> homes[home].0 & 1 == 1 {
+            return None; // it may never give the slot back
+        }
         let slot = view(self.slab.take()?, part.from as usize, part.len as usize, part.part + 1 == part.parts)?;
         let order = Order { want, part, home, tried, rival: Some(tag as u32) };
         if self.place(opened, order, slot).is_ok() {

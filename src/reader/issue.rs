@@ -3,7 +3,8 @@
 
 use super::dispatch::{DispatchPolicy, Piece, Shape};
 use super::expert_reader::ExpertReader;
-use super::jobs::{Job, Part, Retry};
+use super::jobs::{Job, Lane, Part, Retry, hand_over};
+use super::limit::Asker;
 use super::rates::fill_loads;
 use super::tally::Opened;
 use crate::ids::DriveId;
@@ -55,13 +56,21 @@ impl ExpertReader {
     /// which they lie there. Of the few reads of a decoding barrier, dispatch has chosen the order.
     pub(super) fn submit(&mut self) {
         let by_offset = self.open.is_some_and(|o| o.step.phase == Phase::Prefill);
+        self.limit_wake_ns = None;
         for lane in &mut self.lanes {
-            if !lane.batch.is_empty() {
-                if by_offset {
-                    lane.batch.sort_unstable_by_key(|r| (r.offset, r.tag));
-                }
-                lane.engine.submit(&mut lane.batch);
+            if lane.batch.is_empty() {
+                continue;
             }
+            if by_offset {
+                lane.batch.sort_unstable_by_key(|r| (r.offset, r.tag));
+            }
+            let Lane { batch, passing, engine, .. } = lane;
+            let Some(limit) = &mut lane.limit else {
+                engine.submit(batch);
+                continue;
+            };
+            let (_, next_ns) = hand_over(Asker::Demand, limit, batch, passing, engine.as_mut(), &self.clock);
+            self.limit_wake_ns = [self.limit_wake_ns, next_ns].into_iter().flatten().min();
         }
     }
 
@@ -87,6 +96,9 @@ impl ExpertReader {
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
         // The decision borrows the dispatcher while requests are made, so the dispatcher steps aside.
         let mut dispatcher = std::mem::take(&mut self.dispatcher);
+        dispatcher.avoid(self.avoid);
+        let steered = self.steered(opened, self.fresh, count);
+        let avoid = self.avoid;
         let (plan, wants) = (&self.plan, &self.wants[self.fresh..]);
         let homes = |ask: usize| plan.homes(opened.layer, wants[ask].expert).unwrap_or(&[]);
         let with_choice = (0..count).filter(|&ask| homes(ask).len() > 1).count();
@@ -98,7 +110,10 @@ impl ExpertReader {
             policy => (policy, !knob::skipped(Knob::Split)),
         };
         let pieces = dispatcher.decide(asked, cut, count, homes, shape, &self.loads);
-        let not_primary = pieces.iter().filter(|p| if p.parts == 1 { p.home != 0 } else { p.part == 0 }).count();
+        // What a degraded drive's copies are passed over for is no choice of the policy.
+        let open = |p: &&Piece| homes(p.ask as usize).first().is_none_or(|d| avoid >> d.0 & 1 == 0);
+        let other = |p: &&Piece| if p.parts == 1 { p.home != 0 } else { p.part == 0 };
+        let not_primary = pieces.iter().filter(open).filter(other).count();
         let placed = self.place_pieces(opened, pieces);
         self.dispatcher = dispatcher;
         self.fresh += count;
@@ -110,6 +125,7 @@ impl ExpertReader {
         counters.decisions_with_choice += with_choice as u64;
         counters.decisions_not_primary += not_primary as u64;
         counters.decisions_by_given_rate += by_given as u64;
+        counters.steered += steered;
         counters.waves += 1;
         counters.max_slots_used = counters.max_slots_used.max(used);
         placed
@@ -141,6 +157,7 @@ impl ExpertReader {
         let Retry { want, part, tried, .. } = retry;
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
         let policy = self.policy();
+        self.dispatcher.avoid(self.avoid);
         let expert = self.wants[want as usize].expert;
         let homes = self.plan.homes(opened.layer, expert).unwrap_or(&[]);
         let Some(home) = self.dispatcher.again(policy, homes, tried, &self.loads, part.len) else {
@@ -214,9 +231,9 @@ impl ExpertReader {
         }
         let (digest, tried) = (located.digest, tried | 1 << home);
         let hedge = rival.is_some();
-        let (ahead, withdrawn, gave_up) = (None, false, None);
+        let (ahead, withdrawn, gave_up, probe) = (None, false, None, false);
         self.jobs[tag as usize] =
-            Some(Job { tag, want, ahead, withdrawn, part, tried, event, digest, gave_up, rival, hedge });
+            Some(Job { tag, want, ahead, withdrawn, part, tried, event, digest, gave_up, rival, hedge, probe });
         let request = ReadRequest { tag: u64::from(tag), file: located.file, offset, len: bytes, need: part.len, slot };
         debug_assert!(request.slot.bytes().len() >= bytes as usize);
         lane.batch.push(request);

@@ -1,6 +1,8 @@
 //! What the reader keeps about experts, reads and drives while they are on their way: plain data.
 
+use super::limit::{Asker, ReadLimit};
 use super::open::OpenedDrive;
+use crate::clock::Clock;
 use crate::ids::ExpertId;
 use crate::io::{IoEngine, ReadRequest, Slot};
 use crate::source::Lease;
@@ -13,6 +15,9 @@ pub(super) struct Lane {
     /// Carries out demand.
     pub(super) engine: Box<dyn IoEngine>,
     pub(super) batch: Vec<ReadRequest>,
+    /// How much the drive may be asked for, where that is limited; and the read that is on its way through.
+    pub(super) limit: Option<ReadLimit>,
+    pub(super) passing: Vec<ReadRequest>,
     /// Payload rounded up to the alignment.
     pub(super) read_bytes: u32,
     /// Demanded reads that have not ended, adopted ones included.
@@ -44,6 +49,35 @@ impl Lane {
         let own = self.ahead.as_mut().and_then(|a| a.engine.as_mut());
         own.unwrap_or(&mut self.engine).as_mut()
     }
+}
+
+/// Hands over as much of `batch` as `limit` lets through at the moment, from its front, by way of the empty `passing`. Returns how many
+/// reads went, and when the next may.
+pub(super) fn hand_over(
+    asker: Asker,
+    limit: &mut ReadLimit,
+    batch: &mut Vec<ReadRequest>,
+    passing: &mut Vec<ReadRequest>,
+    engine: &mut dyn IoEngine,
+    clock: &Clock,
+) -> (usize, Option<u64>) {
+    let mut went = 0;
+    while let Some(first) = batch.first() {
+        let (tag, bytes, now) = (first.tag, u64::from(first.len), clock.now_ns());
+        if let Some((at_ns, why)) = limit.wait(now) {
+            limit.refused(asker, tag, now, why);
+            return (went, Some(at_ns));
+        }
+        passing.push(batch.remove(0));
+        if engine.submit(passing) == 0 {
+            // It is full, and takes more when a read has ended.
+            passing.pop().into_iter().for_each(|back| batch.insert(0, back));
+            break;
+        }
+        limit.goes(asker, tag, bytes, now);
+        went += 1;
+    }
+    (went, None)
 }
 
 /// An expert that the open barrier waits for.
@@ -107,12 +141,14 @@ pub(super) struct Job {
     pub(super) rival: Option<u32>,
     /// It is the second of the two.
     pub(super) hedge: bool,
+    /// Nobody waits for it: it asks a degraded drive whether it is back.
+    pub(super) probe: bool,
 }
 
 impl Job {
     /// The open barrier waits for it.
     pub(super) fn is_live(&self) -> bool {
-        self.gave_up.is_none() && self.ahead.is_none()
+        self.gave_up.is_none() && self.ahead.is_none() && !self.probe
     }
 }
 

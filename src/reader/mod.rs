@@ -8,18 +8,22 @@ mod balance;
 pub mod budget;
 pub mod cache;
 pub mod counters;
+mod degrade;
 pub mod dispatch;
 mod engines;
 mod expert_reader;
 mod faults;
 mod flow;
 pub mod governor;
+pub mod health;
 pub mod heat_file;
 mod hedge;
 mod issue;
 mod jobs;
+pub mod limit;
 mod open;
 pub mod options;
+mod pace_watch;
 pub mod predict;
 mod prefetch;
 pub mod rates;
@@ -36,14 +40,18 @@ pub use counters::{
 };
 pub use dispatch::DispatchPolicy;
 pub use expert_reader::ExpertReader;
+pub use health::{DriveEvent, Happened, Trouble};
+pub use limit::LimitCounters;
 pub use open::{OpenedDrive, mounts_of, open_drive};
-pub use options::{PrefetchPolicy, PrefetchPool, ReaderError, ReaderOptions};
+pub use options::{PrefetchPolicy, PrefetchPool, ReaderError, ReaderOptions, Shedding};
 pub use rates::KnownRate;
 
 #[cfg(test)]
 mod ahead_tests;
 #[cfg(test)]
 mod cache_tests;
+#[cfg(test)]
+mod degrade_tests;
 #[cfg(test)]
 mod script_tests;
 #[cfg(test)]

@@ -2,8 +2,10 @@
 //! the plan lies within what is on the drive; reads no expert.
 
 use super::options::{ReaderError, ReaderOptions};
+use crate::drive::fault_rule::{FaultKind, FaultRule, When};
 use crate::drive::spec::{DriveSpec, device_number};
 use crate::ids::{DriveId, ExpertId, LayerId};
+use crate::io::faults::FaultyDrive;
 use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, Shape};
 use crate::store::manifest::{DRIVE_FILE, Digest, DriveManifest, ManifestError, drive_folder};
@@ -15,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Descriptors that the rest of the program needs.
 const SPARE_FILES: u64 = 256;
@@ -46,6 +49,8 @@ pub struct OpenedDrive {
     pub(super) alignment: Option<DioAlignment>,
     pub(super) device_number: u64,
     pub(super) emulated: bool,
+    /// What its reads meet on purpose.
+    pub(super) faults: Option<Arc<FaultyDrive>>,
     /// Shared with other runs; whoever frees what is on the drive waits for its end.
     pub(super) reading: Option<File>,
 }
@@ -74,7 +79,7 @@ impl OpenedDrive {
 /// unpaced. With `specs` given, a plan drive that is not among them is an error.
 pub fn mounts_of(plan: &Plan, specs: Option<&[DriveSpec]>) -> Result<Vec<DriveSpec>, ReaderError> {
     let find = |drive: &crate::layout::plan::PlanDrive| match specs {
-        None => Ok(DriveSpec { name: drive.name.clone(), path: drive.path.clone(), emulate: None }),
+        None => Ok(DriveSpec { name: drive.name.clone(), path: drive.path.clone(), emulate: None, faults: Vec::new() }),
         Some(specs) => specs.iter().find(|s| s.name == drive.name).cloned().ok_or_else(|| {
             ReaderError::Plan(format!("the plan needs drive `{}`, which the drives file does not name", drive.name))
         }),
@@ -99,6 +104,7 @@ pub fn open_drive(
         alignment: None,
         device_number: 0,
         emulated: mount.emulate.is_some(),
+        faults: faults_of(mount, options),
         reading: None,
     };
     opened.reading = lock_for_reading(&opened)?;
@@ -111,6 +117,18 @@ pub fn open_drive(
         check_aligned(&opened, plan, alignment)?;
     }
     Ok(opened)
+}
+
+/// The faults that a drive is to meet: those of drives.toml, then those of the run.
+fn faults_of(mount: &DriveSpec, options: &ReaderOptions) -> Option<Arc<FaultyDrive>> {
+    let own = options.faults.iter().filter(|f| f.drive == mount.name).map(|f| f.rule);
+    let mut rules: Vec<FaultRule> = mount.faults.iter().copied().chain(own).collect();
+    if knob::skipped(Knob::Faults) {
+        rules.clear();
+    } else if rules.is_empty() && knob::forced(Knob::Faults) {
+        rules.push(FaultRule::new(FaultKind::Stall { for_ns: Some(20_000_000) }, When::Reads { from: 0, to: Some(4) }));
+    }
+    (!rules.is_empty()).then(|| FaultyDrive::new(&mount.name, rules))
 }
 
 /// From here on nothing that `drive.json` names is freed until the run ends.

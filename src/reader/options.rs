@@ -2,7 +2,9 @@
 
 use super::cache::CachePolicy;
 use super::dispatch::DispatchPolicy;
+use super::limit::ALWAYS;
 use super::rates::KnownRate;
+use crate::drive::fault_rule::{DriveFault, MAX_RULES};
 use crate::drive::units;
 use crate::io::{EngineKind, IoSetupError, MAX_QUEUE_DEPTH};
 use crate::source::guess::MAX_LOOKAHEAD;
@@ -122,6 +124,17 @@ pub struct ReaderOptions {
     pub cache_policy: CachePolicy,
     /// Counts by which the pinned policy chooses (CSV).
     pub cache_heat: Option<PathBuf>,
+    /// Whether a drive that has become too slow to be worth waiting for is left alone, until it is as it was.
+    pub shed: Shedding,
+    /// Most bytes per second that each drive is asked for; 0 = as many as it delivers.
+    pub max_read_bytes_per_s: u64,
+    /// Part of the time in which drives are asked for reads, in thousandths; 1000 = always.
+    pub duty_permille: u16,
+    /// Faults that reads meet on purpose, besides those of the drives file.
+    pub faults: Vec<DriveFault>,
+    /// What `argodrive stage` takes for the run's plan, for messages. Set by whoever knows the files.
+    #[serde(skip)]
+    pub stage_arguments: Option<String>,
     /// Slots that prefetch and cache never take: the widest barrier of a pass that extends the text. 0 = the widest layer.
     /// Set by whoever knows the model.
     #[serde(skip)]
@@ -132,6 +145,30 @@ pub struct ReaderOptions {
     /// Barriers that can be held; 0 keeps none. A run's verdict needs them whether it is traced or not.
     #[serde(skip)]
     pub trace_barriers: usize,
+}
+
+/// Whether slow drives are left alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shedding {
+    /// Where dispatch goes by rates anyway. A policy that does not is taken at its word: who asks for the first home gets it.
+    #[default]
+    Auto,
+    /// Whatever dispatch does.
+    On,
+    /// Never.
+    Off,
+}
+
+impl Shedding {
+    /// Whether it is done with this policy.
+    pub fn acts(self, dispatch: DispatchPolicy) -> bool {
+        match self {
+            Self::Auto => matches!(dispatch, DispatchPolicy::Split | DispatchPolicy::ExpectedCompletion),
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
 }
 
 impl Default for ReaderOptions {
@@ -159,6 +196,11 @@ impl Default for ReaderOptions {
             cache_bytes: 0,
             cache_policy: CachePolicy::Lru,
             cache_heat: None,
+            shed: Shedding::Auto,
+            max_read_bytes_per_s: 0,
+            duty_permille: ALWAYS,
+            faults: Vec::new(),
+            stage_arguments: None,
             demand_reserve: 0,
             trace_reads: 0,
             trace_barriers: 0,
@@ -204,6 +246,17 @@ impl ReaderOptions {
             return Err(ReaderError::Option("hedging needs a percentile above 0 and below 100".into()));
         }
         self.check_ahead()?;
+        if !(10..=ALWAYS).contains(&self.duty_permille) {
+            let seen = f64::from(self.duty_permille) / 1000.0;
+            return Err(ReaderError::Option(format!("--duty {seen} is not within 0.01 to 1")));
+        }
+        let rules = |drive: &str| self.faults.iter().filter(|f| f.drive == drive).count();
+        if let Some(fault) = self.faults.iter().find(|f| rules(&f.drive) > MAX_RULES) {
+            let (drive, count) = (&fault.drive, rules(&fault.drive));
+            return Err(ReaderError::Option(format!(
+                "--faults: {count} faults for drive `{drive}`, at most {MAX_RULES}"
+            )));
+        }
         for (index, rate) in self.rates.iter().enumerate() {
             let name = &rate.drive;
             if rate.bytes_per_s == 0 {
@@ -268,6 +321,15 @@ impl ReaderOptions {
         match number.filter(|p| (1.0..1000.0).contains(p) && p.fract() == 0.0) {
             Some(permille) => Ok(Some(permille as u16)),
             None => Err("must be `off` or a percentile from 0.1 to 99.9 with one decimal at most, e.g. 99".into()),
+        }
+    }
+
+    /// `--duty`: a share of the time.
+    pub fn parse_duty(text: &str) -> Result<u16, String> {
+        let share = text.parse::<f64>().ok().map(|s| s * f64::from(ALWAYS));
+        match share.filter(|s| (10.0..=f64::from(ALWAYS)).contains(s)) {
+            Some(permille) => Ok(permille.round() as u16),
+            None => Err("must be a share of the time from 0.01 to 1, e.g. 0.8".into()),
         }
     }
 

@@ -17,7 +17,8 @@ use super::counters::PrefetchCounters;
 use super::dispatch::{DispatchPolicy, Piece, Shape};
 use super::expert_reader::ExpertReader;
 use super::faults::Failure;
-use super::jobs::Job;
+use super::jobs::{AheadLane, Job, Lane, hand_over};
+use super::limit::{Asker, ReadLimit};
 use super::options::PrefetchPolicy;
 use super::rates::fill_loads;
 use super::tally::Opened;
@@ -193,6 +194,7 @@ impl ExpertReader {
         self.with_ahead(|reader, ahead| {
             let Some(id) = job.ahead else { return };
             let Some(failure) = failure else {
+                reader.health[job.event.drive.index()].good();
                 if let Some(forecast) = ahead.get_mut(id) {
                     forecast.state = State::Landed(Landed { slot, event: job.event, digest: job.digest });
                 }
@@ -202,6 +204,7 @@ impl ExpertReader {
             drop(slot);
             ahead.remove(id);
             job.event.result = failure.result();
+            reader.blame(&job.event, failure);
             reader.count(&mut job.event, job.part, Some(failure));
         });
     }
@@ -230,12 +233,17 @@ impl ExpertReader {
     pub(super) fn issue_ahead(&mut self) {
         let Some(()) = self.with_ahead(Self::issue_guesses) else { return };
         for drive in 0..self.lanes.len() {
-            let lane = &mut self.lanes[drive];
-            let Some(ahead) = lane.ahead.as_mut().filter(|a| !a.batch.is_empty()) else { continue };
-            let (own, shared) = match &mut ahead.engine {
-                Some(own) => (own.submit(&mut ahead.batch), 0),
-                None => (0, lane.engine.submit(&mut ahead.batch)),
+            let Lane { ahead, engine, limit, passing, .. } = &mut self.lanes[drive];
+            let Some(AheadLane { engine: own, batch, .. }) = ahead.as_mut().filter(|a| !a.batch.is_empty()) else {
+                continue;
             };
+            let has_own = own.is_some();
+            let engine = own.as_mut().unwrap_or(engine).as_mut();
+            let went = match limit {
+                None => engine.submit(batch),
+                Some(limit) => hand_over(Asker::Guess, limit, batch, passing, engine, &self.clock).0,
+            };
+            let (own, shared) = if has_own { (went, 0) } else { (0, went) };
             self.seen(|c| {
                 c.in_own_pool += own as u64;
                 c.in_demands_pool += shared as u64;
@@ -257,6 +265,8 @@ impl ExpertReader {
         let stopped = self.open.is_some() && (self.fresh < self.wants.len() || !self.retry.is_empty());
         let room = (ahead.quota - ahead.held_slots.min(ahead.quota)).min(self.slab.free_slots());
         let room = (room as usize).min(self.free_jobs.len()).min(self.widest);
+        let now = self.clock.now_ns();
+        let limited = |limit: &Option<ReadLimit>| limit.as_ref().is_some_and(|l| l.wait(now).is_some());
         let (mut chosen, mut held) = (std::mem::take(&mut ahead.batch), 0);
         chosen.clear();
         for at in 0..ahead.live().len() {
@@ -265,6 +275,11 @@ impl ExpertReader {
             let homes = self.plan.homes(forecast.layer, forecast.expert).unwrap_or(&[]);
             if stopped || homes.iter().all(|d| self.lanes[d.index()].demand_out > 0) {
                 held += u64::from(!std::mem::replace(&mut forecast.held, true));
+            } else if homes
+                .iter()
+                .all(|d| self.lanes[d.index()].demand_out > 0 || limited(&self.lanes[d.index()].limit))
+            {
+                // Its time comes, and until then it would only go to and fro.
             } else if chosen.len() < room {
                 chosen.push(id);
             }
@@ -272,11 +287,13 @@ impl ExpertReader {
         if !chosen.is_empty() {
             fill_loads(&self.rates, &self.in_flight, &mut self.loads);
             for (load, lane) in self.loads.iter_mut().zip(&self.lanes) {
-                load.in_flight_bytes += if lane.demand_out > 0 { BUSY_BYTES } else { 0 };
+                let closed = lane.demand_out > 0 || limited(&lane.limit);
+                load.in_flight_bytes += if closed { BUSY_BYTES } else { 0 };
             }
             let shape = Shape { bytes: self.plan.expert_bytes as u32, block_bytes: self.block_bytes };
             // The decision borrows the dispatcher while requests are made, so the dispatcher steps aside.
             let mut dispatcher = std::mem::take(&mut self.dispatcher);
+            dispatcher.avoid(self.avoid);
             let plan = &self.plan;
             let homes = |ask: usize| ahead.get(chosen[ask]).and_then(|f| plan.homes(f.layer, f.expert)).unwrap_or(&[]);
             let policy = self.prefetch_policy();
@@ -286,6 +303,9 @@ impl ExpertReader {
                 if self.lanes[piece.drive.index()].demand_out > 0 {
                     // The policy insists on a drive that demand is using.
                     held += ahead.get_mut(id).map_or(0, |f| u64::from(!std::mem::replace(&mut f.held, true)));
+                    continue;
+                }
+                if limited(&self.lanes[piece.drive.index()].limit) {
                     continue;
                 }
                 let Some(slot) = self.slab.take() else { break };
@@ -315,7 +335,10 @@ impl ExpertReader {
         let part = self.whole();
         let Some(forecast) = ahead.get_mut(id) else { return };
         let (step, layer, expert) = (forecast.step, forecast.layer, forecast.expert);
-        let homes = self.plan.homes(layer, expert).map_or(0, <[_]>::len);
+        let homes = self.plan.homes(layer, expert).unwrap_or(&[]);
+        // What a degraded drive's copies are passed over for is no choice of the policy.
+        let steered = homes.first().is_some_and(|d| self.avoid >> d.0 & 1 == 1);
+        let homes = homes.len();
         let lane = &mut self.lanes[drive.index()];
         let (Some(located), Some(pool)) = (lane.opened.locate(layer, expert), &mut lane.ahead) else { return };
         let Some(tag) = self.free_jobs.pop() else { return };
@@ -364,6 +387,7 @@ impl ExpertReader {
             gave_up: None,
             rival: None,
             hedge: false,
+            probe: false,
         });
         pool.batch.push(request);
         pool.out += 1;
@@ -371,7 +395,7 @@ impl ExpertReader {
         counters.drives[drive.index()].prefetch.issued.add(bytes);
         counters.prefetch.decisions_by_policy[policy as usize] += 1;
         counters.prefetch.decisions_with_choice += u64::from(homes > 1);
-        counters.prefetch.decisions_not_primary += u64::from(home != 0);
+        counters.prefetch.decisions_not_primary += u64::from(home != 0 && !steered);
     }
 
     /// The run is over: what nobody has demanded was for nothing.

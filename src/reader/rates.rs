@@ -92,10 +92,17 @@ struct Sums {
 /// Learns one drive.
 #[derive(Debug)]
 pub struct RateEstimator {
+    /// What was believed before the first read.
+    began: Line,
     line: Line,
     assumed_fixed_ns: f64,
     /// The least that a period's first read has cost beyond its bytes: what a read costs when nothing disturbs it.
     least_ns: f64,
+    /// Bytes and least time of a read that was alone in its period, and of the first to end of several: of the largest.
+    lone: Option<(u64, f64)>,
+    first: Option<(u64, f64)>,
+    /// Bit 0 = the last period, 1 = it was of one read.
+    recent_lone: u32,
     overlap: f64,
     given: bool,
     sums: Sums,
@@ -115,9 +122,13 @@ impl RateEstimator {
         let line = known
             .map_or(PRIOR, |k| Line { ns_per_byte: 1e9 / k.bytes_per_s.max(1) as f64, fixed_ns: k.fixed_ns as f64 });
         Self {
+            began: line,
             line,
             assumed_fixed_ns: line.fixed_ns,
             least_ns: line.fixed_ns,
+            lone: None,
+            first: None,
+            recent_lone: 0,
             overlap: f64::from(overlap.max(1)),
             given: known.is_some(),
             sums: Sums::default(),
@@ -205,8 +216,33 @@ impl RateEstimator {
         let first = self.points[0];
         let cost = (first.0.saturating_sub(self.start_ns) as f64 - first.1 as f64 * self.line.ns_per_byte).max(0.0);
         self.least_ns = if cost < self.least_ns { cost } else { self.least_ns + LEAST_RISES * (cost - self.least_ns) };
+        let (alone, took) = (self.points.len() == 1, first.0.saturating_sub(self.start_ns) as f64);
+        let least = if alone { &mut self.lone } else { &mut self.first };
+        if least.is_none_or(|(bytes, ns)| first.1 > bytes || (first.1 == bytes && took < ns)) {
+            *least = Some((first.1, took));
+        }
+        self.recent_lone = self.recent_lone << 1 | u32::from(alone);
         self.periods += 1;
         self.barriers_idle = 0;
+    }
+
+    /// Least time, in nanoseconds, that a read of `bytes` has taken alone; where none ever was, the first of several to end.
+    pub fn lone_ns(&self, bytes: u64) -> Option<f64> {
+        let (of, ns) = self.lone.or(self.first)?;
+        Some(ns + bytes.saturating_sub(of) as f64 * self.line.ns_per_byte)
+    }
+
+    /// Most of the latest periods were of one read.
+    pub fn reads_alone(&self) -> bool {
+        u64::from(self.recent_lone.count_ones()) * 2 > self.periods.min(32)
+    }
+
+    /// Forgets what it was taught, not what is in flight.
+    pub fn restart(&mut self) {
+        (self.line, self.least_ns) = (self.began, self.began.fixed_ns);
+        (self.sums, self.periods, self.surprises, self.barriers_idle) = (Sums::default(), 0, 0, 0);
+        self.recent_lone = 0;
+        self.clean = false; // the period that is open belongs to before
     }
 
     /// What is known now.
@@ -348,6 +384,10 @@ mod tests {
         assert_eq!(e.seen(), SeenRate { bytes_per_s: 50e6, fixed_ns: 300_000.0, periods: 0 });
         (0..20).for_each(|i| period(&mut e, i * 1_000_000_000, &[MIB], 10.0, 300_000.0));
         assert!(close(e.seen().bytes_per_s, 100e6, 0.01), "{:?}", e.seen());
+        let alone = 300_000.0 + MIB as f64 * 10.0;
+        assert!(e.reads_alone() && close(e.lone_ns(MIB).unwrap(), alone, 1e-6));
+        (20..40).for_each(|i| period(&mut e, i * 1_000_000_000, &[MIB; 3], 30.0, 300_000.0));
+        assert!(!e.reads_alone() && close(e.lone_ns(MIB).unwrap(), alone, 1e-6), "the others were not alone");
     }
 
     #[test]

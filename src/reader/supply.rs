@@ -97,6 +97,7 @@ impl ExpertReader {
         (event.barrier, event.step) = (Some(opened.barrier), opened.step.step);
         if self.digest_is_wrong(event.drive, &slot, digest) {
             event.result = ReadResult::Error;
+            self.blame(&event, Failure::Digest);
             self.count(&mut event, whole, Some(Failure::Digest));
             return false;
         }

@@ -322,7 +322,7 @@ fn a_drive_that_does_not_hold_the_plan_is_refused_before_the_run() {
     let mut homeless = plan.clone();
     homeless.layers.get_mut(&LAYERS[1]).unwrap().0[3].clear();
     assert!(refused(&homeless).contains("L4-E3"));
-    let specs = [DriveSpec { name: "d0".into(), path: dir.path().into(), emulate: None }];
+    let specs = [DriveSpec { name: "d0".into(), path: dir.path().into(), emulate: None, faults: Vec::new() }];
     assert!(mounts_of(&plan, Some(&specs)).unwrap_err().to_string().contains("`d1`"));
 
     let pack = drive_folder(&plan.drives[1].path, MODEL).join(pack_name(LAYERS[0]));

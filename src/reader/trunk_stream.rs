@@ -95,6 +95,7 @@ impl TrunkStream {
             depth: options.queue_depth,
             requests: requests as u32,
             pace: trunk.pace.clone(),
+            faults: None, // those of drives are for experts
             signal,
         };
         let engine = make_engine(options, clock, spec)?;

@@ -5,6 +5,7 @@ use super::manifest::{
     Container, DRIVE_FILE, DRIVE_VERSION, DriveManifest, ManifestError, SLOT_ALIGN, STORE_FILE, STORE_VERSION,
     StoreManifest, StripeSet, TRUNK_ALIGN, store_version,
 };
+use super::seal::{explain, seal, unseal};
 use super::stripe::{Stripe, UNIT_ALIGN};
 use super::trunk::byte_len;
 use crate::model::tensors::DType;
@@ -194,8 +195,9 @@ fn read<T: DeserializeOwned>(path: &Path, newest: u32) -> Result<T, ManifestErro
     if bytes.len() as u64 > MAX_MANIFEST_BYTES {
         return Err(io(ErrorKind::FileTooLarge.into()));
     }
+    let text = std::str::from_utf8(&bytes).map_err(|e| io(std::io::Error::new(ErrorKind::InvalidData, e)))?;
     // the version comes first: a newer file may not have this version's shape
-    let seen = serde_json::from_slice::<Versioned>(&bytes).map_err(syntax)?.version;
+    let seen = serde_json::from_str::<Versioned>(text).map_err(syntax)?.version;
     if seen > newest {
         return Err(ManifestError::Version { path: path.to_path_buf(), seen, newest });
     }
@@ -203,7 +205,12 @@ fn read<T: DeserializeOwned>(path: &Path, newest: u32) -> Result<T, ManifestErro
         let reason = "format version 0 has never existed".into();
         return Err(ManifestError::Inconsistent { path: path.to_path_buf(), reason });
     }
-    serde_json::from_slice(&bytes).map_err(syntax)
+    let (text, intact) = unseal(text);
+    let said = |e: serde_json::Error| explain(&e, &intact);
+    let value =
+        serde_json::from_str(&text).map_err(|e| ManifestError::Syntax { path: path.to_path_buf(), reason: said(e) })?;
+    intact.map_err(|reason| ManifestError::Inconsistent { path: path.to_path_buf(), reason })?;
+    Ok(value)
 }
 
 fn write<T: serde::Serialize>(path: &Path, value: &T, check: Result<(), String>) -> Result<(), ManifestError> {
@@ -211,7 +218,8 @@ fn write<T: serde::Serialize>(path: &Path, value: &T, check: Result<(), String>)
     check.map_err(|reason| ManifestError::Inconsistent { path: path.clone(), reason })?;
     let text = serde_json::to_string(value)
         .map_err(|e| ManifestError::Syntax { path: path.clone(), reason: e.to_string() })?;
-    crate::sys::durable::write_atomic(&path, text.as_bytes()).map_err(|source| ManifestError::Io { path, source })
+    crate::sys::durable::write_atomic(&path, seal(&text).as_bytes())
+        .map_err(|source| ManifestError::Io { path, source })
 }
 
 #[cfg(test)]

@@ -178,6 +178,10 @@ impl ExpertSource for InMemory {
         Ok(Some(Lease::new(expert, owner, slot, 0, self.experts.expert_bytes as u32)))
     }
 
+    fn at_hand(&self) -> usize {
+        self.queue.len() - self.next
+    }
+
     fn close_barrier(&mut self) {
         self.queue.clear();
         self.next = 0;

@@ -13,6 +13,8 @@ pub mod manifest;
 mod manifest_file;
 pub mod memory;
 pub mod piece;
+pub mod seal;
+pub mod snapshot_file;
 pub mod stripe;
 pub mod synth;
 mod synth_config;

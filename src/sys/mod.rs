@@ -10,6 +10,7 @@ pub mod durable;
 pub mod hole;
 pub mod limits;
 pub mod lock;
+pub mod loop_device;
 pub mod map;
 pub mod space;
 pub mod terminal;

@@ -61,6 +61,9 @@ pub struct TraceHeader {
     /// What drives could do in the run: the bounds of `barriers.csv` come from these, where every drive has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<TraceRate>,
+    /// Faults that reads met on purpose; where there are some, it is the trace of no normal run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<String>,
     /// Where it came from, if another program measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<Imported>,
@@ -131,6 +134,16 @@ pub(super) fn columns(table: &[(&str, &str)]) -> Vec<Column> {
 }
 
 impl TraceHeader {
+    /// What follows the number of its drives: that some are emulated, that reads failed on purpose.
+    pub fn mark(&self) -> &'static str {
+        match (self.drives.iter().any(|d| d.emulated), self.faults.is_empty()) {
+            (false, true) => "",
+            (true, true) => " (EMULATED)",
+            (false, false) => " (INJECTED FAULTS)",
+            (true, false) => " (EMULATED, INJECTED FAULTS)",
+        }
+    }
+
     /// The header of a trace over `drives`, with this version's columns.
     pub fn new(drives: Vec<TraceDrive>) -> Self {
         Self {
@@ -143,6 +156,7 @@ impl TraceHeader {
             drives,
             decode_wall_ns: None,
             rates: Vec::new(),
+            faults: Vec::new(),
             imported: None,
             windows: None,
             reissued: None,

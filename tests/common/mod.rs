@@ -154,6 +154,10 @@ impl ExpertSource for TestSource {
         Ok(Some(self.lend(layer, expert)))
     }
 
+    fn at_hand(&self) -> usize {
+        self.waiting.len().min(self.slots.saturating_sub(self.loans.on_loan.load(Ordering::Relaxed)))
+    }
+
     fn close_barrier(&mut self) {
         assert!(self.open.take().is_some(), "a barrier was open");
         self.waiting.clear();

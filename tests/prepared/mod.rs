@@ -74,7 +74,12 @@ pub const NAMES: [&str; 4] = ["amber", "blue", "coral", "denim"];
 impl Drives {
     pub fn new(count: usize, emulate: Option<Emulation>) -> Self {
         let dir = folder();
-        let spec = |name: &&str| DriveSpec { name: name.to_string(), path: dir.path().join(name), emulate };
+        let spec = |name: &&str| DriveSpec {
+            name: name.to_string(),
+            path: dir.path().join(name),
+            emulate,
+            faults: Vec::new(),
+        };
         let specs: Vec<DriveSpec> = NAMES[..count].iter().map(spec).collect();
         for spec in &specs {
             fs::create_dir(&spec.path).unwrap();
@@ -179,4 +184,10 @@ pub fn has(text: &str, words: &[&str]) {
 /// Ids in a JSON array.
 pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+/// The text of a plan or manifest without the check at its end, so that it can be changed as by hand.
+pub fn unchecked(text: &str) -> String {
+    let (body, _) = text.rsplit_once(",\"check\"").unwrap();
+    format!("{body}}}\n")
 }

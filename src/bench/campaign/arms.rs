@@ -181,6 +181,9 @@ fn under_test(
             if mounts.iter().any(|m| m.emulate.is_some()) {
                 out.insert(Knob::Pace);
             }
+            if mounts.iter().any(|m| !m.faults.is_empty()) {
+                out.insert(Knob::Faults);
+            }
         }
         None => {
             out.retain(|k| arm.fired.contains(k) || !(READING.contains(k) || *k == Knob::Layout || *k == Knob::Trace))
@@ -311,7 +314,7 @@ pub fn sets(arm: &Arm, knob: Knob) -> bool {
     arm.asked.given.contains(&knob)
         || match knob {
             Knob::Layout | Knob::Replicas => streams,
-            Knob::Pace | Knob::Link => streams && config.drives.is_some(),
+            Knob::Pace | Knob::Link | Knob::Faults => streams && config.drives.is_some(),
             Knob::Split => arm.asked.given.contains(&Knob::Dispatch) && config.reader.dispatch == DispatchPolicy::Split,
             _ => false,
         }

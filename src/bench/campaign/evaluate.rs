@@ -114,7 +114,7 @@ pub struct ArmLine {
 pub struct Results {
     /// Some drive's pace was emulated: no figure is a speed of the hardware.
     pub emulated: bool,
-    /// What must be said of a trunk that is not the released one, in any of the arms.
+    /// What must be said of a trunk that is not the released one, or of faults on purpose, in any of the arms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<String>,
     /// The control against itself.
@@ -162,7 +162,9 @@ pub fn evaluate(file: &CampaignFile, runs: &[Option<RunRecord>]) -> Result<Resul
     let floor = Floor { pairs: itself, effect: floor.as_ref().map(Effect::of), log_ratio };
     let missed = missed(file, &comparisons, &rejected);
     let emulated = runs.iter().flatten().any(|r| r.emulated);
-    let trunk = runs.iter().flatten().find_map(|r| r.trunk_label()).map(str::to_string);
+    // Whatever is said of one arm must be said of all: they are compared.
+    let faulty = runs.iter().flatten().find(|r| r.has_faults()).and_then(RunRecord::label);
+    let trunk = faulty.or_else(|| runs.iter().flatten().find_map(RunRecord::label));
     Ok(Results { emulated, trunk, floor, comparisons, arms, tokens, missed })
 }
 

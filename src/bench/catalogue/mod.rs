@@ -19,6 +19,7 @@ pub mod unpack;
 pub mod walk;
 
 use super::campaign::evaluate::Effect;
+use super::trouble::FAULTS_LABEL;
 use crate::stats::compare::Outcome;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -168,7 +169,7 @@ pub struct Row {
     pub drives: Vec<String>,
     /// A drive's pace was emulated: no figure is a speed of the hardware.
     pub emulated: bool,
-    /// What must be said of a trunk that is not the released one.
+    /// What must be said of a trunk that is not the released one, and of faults on purpose.
     pub trunk: Option<String>,
     /// Decode tokens per second; a median where there are several runs.
     pub tok_s: Option<f64>,
@@ -201,6 +202,11 @@ impl Row {
     pub fn title(&self) -> String {
         let against = self.control.as_ref().map(|c| format!(" vs {c}")).unwrap_or_default();
         format!("{}: {}{against}", self.experiment, self.name)
+    }
+
+    /// Reads failed on purpose: no normal result.
+    pub fn has_faults(&self) -> bool {
+        self.trunk.as_ref().is_some_and(|label| label.starts_with(FAULTS_LABEL))
     }
 
     /// How `title`s of emulated drives and of trunks that are not exact end.

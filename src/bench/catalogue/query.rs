@@ -239,7 +239,7 @@ impl Query {
         if let Some((rank, most)) = self.ranked {
             // only pairs have an effect with an interval; other kinds are ranked where they are asked for
             let kind = |r: &&Row| r.kind == Kind::Comparison || self.kinds.contains(&r.kind);
-            out.rows.retain(|r| r.effect.is_some() && r.verdict.counts() && kind(r));
+            out.rows.retain(|r| r.effect.is_some() && r.verdict.counts() && kind(r) && !r.has_faults());
             out.rows.sort_by(|a, b| descending(ratio(a), ratio(b)));
             if rank == Rank::Worst {
                 out.rows.reverse();

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Keys whose text is a path, whether it is absolute or not.
-const PATH_KEYS: [&str; 12] = [
+const PATH_KEYS: [&str; 15] = [
     "store",
     "plan",
     "drives",
@@ -18,6 +18,9 @@ const PATH_KEYS: [&str; 12] = [
     "source",
     "file",
     "from",
+    "folder",
+    "snapshot_dir",
+    "resume",
 ];
 /// Keys whose text is data in base64, in which `/` is a digit.
 const DATA_KEYS: [&str; 1] = ["clat_hdr"];

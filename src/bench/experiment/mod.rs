@@ -225,6 +225,8 @@ fn read_arm(
         &mut reader.prefetch_table,
         &mut reader.cache_heat,
         &mut config.draft.draft_model,
+        &mut config.snapshot.snapshot_dir,
+        &mut config.snapshot.resume,
     ] {
         *path = path.take().map(|p| beside(folder, &p));
     }

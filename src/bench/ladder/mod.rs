@@ -432,6 +432,8 @@ fn rung_config(spec: &LadderSpec<'_>, planned: &Planned, warm_up: bool, trace: O
     asked.repeats = None;
     asked.config.plan = Some(planned.path.clone());
     asked.config.drives = Some(spec.folder.join("drives.toml"));
+    // A fault waits for the rung that has its drive.
+    asked.config.reader.faults.retain(|f| planned.names().contains(&f.drive));
     asked.config.trace = trace.map(Path::to_path_buf);
     // Only what the reader itself saw is wanted of that trace.
     asked.config.monitor &= trace.is_none();

@@ -223,7 +223,7 @@ pub struct LadderRecord {
     pub fixed_plan: Option<String>,
     /// Some drive's pace was emulated: no figure is a speed of the hardware.
     pub emulated: bool,
-    /// What must be said of a trunk that is not the released one.
+    /// What must be said of a trunk that is not the released one, and of faults on purpose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<String>,
     /// The rungs: the ladder with the fewest drives first, then drives alone, then shared uplinks.

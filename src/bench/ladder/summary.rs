@@ -5,6 +5,7 @@ use super::record::{LADDER_FILE, LADDER_VERSION, LadderRecord, Raw, Rung, Simula
 use super::rungs::{Layout, Planned};
 use super::value::{OneMore, Top, added, advise, interval, off, share};
 use super::{LadderError, LadderSpec, Measured};
+use crate::bench::activations;
 use crate::bench::record::{RunRecord, write_json};
 use crate::bench::reissue::ReissueRecord;
 use crate::decode::generate::Rates;
@@ -48,6 +49,7 @@ pub(super) fn summarise(
         Layout::Fixed(plan) => Some(plan.hash()?),
         Layout::Planned { .. } => None,
     };
+    let asked_of = activations::label(model.manifest.trunk_format, spec.asked.config.model.activations);
     let mut record = LadderRecord {
         version: LADDER_VERSION,
         model: Some(model.manifest.name.clone()),
@@ -55,7 +57,7 @@ pub(super) fn summarise(
         policy: spec.layout.policy_name().to_string(),
         fixed_plan,
         emulated,
-        trunk: model.manifest.trunk_format.label().map(str::to_string),
+        trunk: runs.iter().flatten().find_map(RunRecord::label).or(asked_of),
         rungs: out,
         skipped,
         token_hash,

@@ -104,6 +104,13 @@ impl Inputs {
                 spec.drives.display()
             ));
         }
+        if let Some(faulty) = specs.iter().find(|s| !s.faults.is_empty()) {
+            return no(format!(
+                "drive `{}` has `faults` in {}: nothing is tuned on drives that fail on purpose; take them out",
+                faulty.name,
+                spec.drives.display()
+            ));
+        }
         let prompts = load(&spec.prompts)?;
         if prompts.is_empty() {
             return no("no evaluation prompt: give --prompt-file");

@@ -10,6 +10,7 @@ use crate::bench::evidence::{Evidence, Verdict};
 use crate::bench::planning::read_plan;
 use crate::bench::profile::{ProfileFileError, TUNED_VERSION, Tuned, render, replace};
 use crate::bench::record::utc_now;
+use crate::bench::trouble::FAULTS_LABEL;
 use crate::layout::plan::Plan;
 use crate::stats::MIN_PAIRS;
 use crate::stats::compare::Outcome;
@@ -140,6 +141,9 @@ pub(super) fn promote(
     arm: usize,
     record: &Path,
 ) -> Result<Written, TuneError> {
+    if let Some(label) = results.trunk.as_ref().filter(|label| label.starts_with(FAULTS_LABEL)) {
+        return Err(TuneError::Option(format!("{label}; nothing is promoted")));
+    }
     let plan = read_plan(&finalist.plan_file)?;
     let comparison = &results.comparisons[arm - 1];
     let Some(effect) = comparison.effect else {

@@ -109,7 +109,12 @@ fn render(record: &ReissueRecord) -> String {
         record.experts,
         record.from.display(),
         record.plan_hash,
-        if record.emulated { " (EMULATED drives)" } else { "" },
+        match (record.emulated, record.trouble.as_ref().is_some_and(|t| t.is_injected())) {
+            (true, true) => " (EMULATED drives, INJECTED FAULTS)",
+            (true, false) => " (EMULATED drives)",
+            (false, true) => " (INJECTED FAULTS)",
+            (false, false) => "",
+        },
     ));
     let late = record.gaps_late_ns.map_or_else(String::new, |(p50, p99)| {
         format!("; each ended late by {} at the median, {} at p99", duration(p50 as u64), duration(p99 as u64))

@@ -91,6 +91,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.json {
         let mut value = serde_json::to_value(&summary)?;
         value["emulated"] = header.drives.iter().any(|d| d.emulated).into();
+        value["injected_faults"] = serde_json::to_value(&header.faults)?;
         value["drive_names"] = header.drives.iter().map(|d| d.name.as_str()).collect();
         value["imported"] = serde_json::to_value(&header.imported)?;
         value["reissued"] = serde_json::to_value(&header.reissued)?;

@@ -23,7 +23,6 @@ const MAX_LAYERS: usize = 24;
 pub fn render(summary: &Summary, header: &TraceHeader, top: usize) -> String {
     let mut out = String::new();
     let all = &summary.all;
-    let emulated = header.drives.iter().any(|d| d.emulated);
     let mut line = |text: &str| {
         let _ = writeln!(out, "{text}");
     };
@@ -33,7 +32,7 @@ pub fn render(summary: &Summary, header: &TraceHeader, top: usize) -> String {
         all.waited,
         all.ties,
         header.drives.len(),
-        if emulated { " (EMULATED)" } else { "" },
+        header.mark(),
         duration(summary.span_ns),
     )));
     if let Some(imported) = &header.imported {

@@ -11,6 +11,9 @@ use std::arch::x86_64::*;
 
 pub use super::avx2_math::{exp, sigmoid, silu, situ};
 
+/// Bytes that memory delivers together.
+pub(super) const LINE: usize = 64;
+
 /// See [`super::Kernels::matmul`].
 ///
 /// # Safety
@@ -172,6 +175,12 @@ fn fused<const O: usize>(m: Matrix<'_>, first: usize, x: &[f32]) -> [f32; O] {
             let base = codes[first * cols..(first + O) * cols].as_ptr();
             let mut c = 0;
             while c < whole {
+                // The rows behind these are fetched now: each is too short for a prefetcher that has to see it begin.
+                if c % LINE == 0 {
+                    for o in 0..O {
+                        _mm_prefetch::<_MM_HINT_T0>(base.wrapping_add((O + o) * cols + c).cast());
+                    }
+                }
                 // SAFETY: c + 8 <= cols <= x.len().
                 let xv = unsafe { _mm256_loadu_ps(x.as_ptr().add(c)) };
                 for (o, acc) in acc.iter_mut().enumerate() {
@@ -285,28 +294,72 @@ pub unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
 pub unsafe fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
     let (n, whole) = (out.len(), out.len() / 32 * 32);
     let mut j = 0;
-    while j < whole {
-        let mut acc = [_mm256_setzero_ps(); 4];
-        for (i, &w) in weights.iter().enumerate() {
-            let row = &rows.data[i * rows.stride + j..i * rows.stride + j + 32];
-            let wv = _mm256_set1_ps(w);
-            for (q, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: `row` has 32 values.
-                let v = unsafe { _mm256_loadu_ps(row.as_ptr().add(8 * q)) };
-                *acc = _mm256_fmadd_ps(wv, v, *acc);
-            }
-        }
-        for (chunk, acc) in out[j..j + 32].chunks_exact_mut(8).zip(acc) {
-            // SAFETY: the chunk has eight values.
-            unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), acc) };
-        }
-        j += 32;
+    while j + 64 <= whole {
+        combine_columns::<1, 8>([weights], rows, out, n, j);
+        j += 64;
+    }
+    if j < whole {
+        combine_columns::<1, 4>([weights], rows, out, n, j);
     }
     out[whole..].fill(0.0);
     for (i, &w) in weights.iter().enumerate() {
         let row = &rows.data[i * rows.stride..i * rows.stride + n];
         for (o, v) in out[whole..].iter_mut().zip(&row[whole..]) {
             *o = w.mul_add(*v, *o);
+        }
+    }
+}
+
+/// See [`super::Kernels::combine_all`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA; weights and rows fit (checked by the caller).
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn combine_all(weights: Rows<'_>, rows: Rows<'_>, out: &mut [f32]) {
+    let n = out.len() / weights.count.max(1);
+    let of = |i: usize| &weights.data[i * weights.stride..][..rows.count];
+    let mut i = 0;
+    // Sums that share what they read of the rows.
+    while i + 3 <= weights.count && n.is_multiple_of(32) {
+        for j in (0..n).step_by(32) {
+            combine_columns::<3, 4>([of(i), of(i + 1), of(i + 2)], rows, &mut out[i * n..], n, j);
+        }
+        i += 3;
+    }
+    for i in i..weights.count {
+        // SAFETY: the processor has both, and the rows fit.
+        unsafe { combine(of(i), rows, &mut out[i * n..(i + 1) * n]) };
+    }
+}
+
+/// `8 * N` columns of `R` sums of the same rows from `j` on; sums are `n` long. All weights are equally many.
+#[target_feature(enable = "avx2,fma")]
+fn combine_columns<const R: usize, const N: usize>(
+    weights: [&[f32]; R],
+    rows: Rows<'_>,
+    out: &mut [f32],
+    n: usize,
+    j: usize,
+) {
+    let mut acc = [[_mm256_setzero_ps(); N]; R];
+    for i in 0..weights[0].len() {
+        let row = &rows.data[i * rows.stride + j..i * rows.stride + j + 8 * N];
+        let mut v = [_mm256_setzero_ps(); N];
+        for (q, v) in v.iter_mut().enumerate() {
+            // SAFETY: `row` has eight times N values.
+            *v = unsafe { _mm256_loadu_ps(row.as_ptr().add(8 * q)) };
+        }
+        for (acc, weights) in acc.iter_mut().zip(weights) {
+            let wv = _mm256_set1_ps(weights[i]);
+            for (acc, &v) in acc.iter_mut().zip(&v) {
+                *acc = _mm256_fmadd_ps(wv, v, *acc);
+            }
+        }
+    }
+    for (r, acc) in acc.iter().enumerate() {
+        for (chunk, acc) in out[r * n + j..r * n + j + 8 * N].chunks_exact_mut(8).zip(acc) {
+            // SAFETY: the chunk has eight values.
+            unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), *acc) };
         }
     }
 }

@@ -50,9 +50,12 @@ fn tanh8(x: __m256) -> __m256 {
     let low =
         _mm256_fmadd_ps(z, _mm256_fmadd_ps(z, _mm256_fmadd_ps(z, set(28.0), set(3150.0)), set(62370.0)), set(135135.0));
     let small = _mm256_div_ps(_mm256_mul_ps(x, top), low);
+    let beyond = _mm256_cmp_ps::<_CMP_GT_OQ>(a, set(1.0));
+    if _mm256_movemask_ps(beyond) == 0 {
+        return small; // the rest would be thrown away
+    }
     let e = exp8(_mm256_add_ps(a, a));
     let large = _mm256_sub_ps(set(1.0), _mm256_div_ps(set(2.0), _mm256_add_ps(e, set(1.0))));
-    let beyond = _mm256_cmp_ps::<_CMP_GT_OQ>(a, set(1.0));
     _mm256_blendv_ps(small, _mm256_or_ps(large, sign), beyond)
 }
 

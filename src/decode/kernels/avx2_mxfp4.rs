@@ -18,15 +18,21 @@ use std::arch::x86_64::*;
 pub(super) const SCALES: usize = 8;
 /// Weight rows against one activation row.
 const TALL: usize = 4;
+/// Activation rows that share a weight row's unpacking.
+const MOST: usize = 8;
 
 /// See [`super::Kernels::matmul`]; `room` has space for at least one row of activations.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn matmul(w: Weights<'_>, x: Rows<'_>, out: &mut Out<'_>, room: &mut [f32]) {
-    meet(w, x, out, room, order, &|m: Meeting<'_>, out: &mut Out<'_>| match m.count {
+    meet(w, x, out, room, MOST, order, &|m: Meeting<'_>, out: &mut Out<'_>| match m.count {
         1 => one_row(&m, out),
         2 => rows_of::<2>(&m, out),
         3 => rows_of::<3>(&m, out),
-        _ => rows_of::<4>(&m, out),
+        4 => rows_of::<4>(&m, out),
+        5 => rows_of::<5>(&m, out),
+        6 => rows_of::<6>(&m, out),
+        7 => rows_of::<7>(&m, out),
+        _ => rows_of::<MOST>(&m, out),
     });
 }
 
@@ -51,12 +57,19 @@ fn rows_of<const R: usize>(m: &Meeting<'_>, out: &mut Out<'_>) {
     let (mut o, n) = (0, m.weights.rows());
     while o < n {
         let some = TALL.min(n - o);
-        let mut sums = [[0.0; TALL]; R];
-        for i in 0..some {
-            let [acc] = tile::<1, R>(m.weights, o + i, m.x);
-            sums.iter_mut().zip(reduce(acc)).for_each(|(sums, sum)| sums[i] = sum);
+        let mut acc = [[_mm256_setzero_ps(); R]; TALL];
+        for (i, acc) in acc.iter_mut().take(some).enumerate() {
+            [*acc] = tile::<1, R>(m.weights, o + i, m.x);
         }
-        sums.iter().enumerate().for_each(|(i, sums)| out.put(m.row + i, m.column + o, &sums[..some]));
+        #[allow(clippy::needless_range_loop)] // the index is one of activation rows, a column of `acc`
+        for r in 0..R {
+            let sums = reduce([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
+            if some == TALL {
+                out.put(m.row + r, m.column + o, &sums); // of a known length: no call
+            } else {
+                out.put(m.row + r, m.column + o, &sums[..some]);
+            }
+        }
         o += some;
     }
 }

@@ -5,7 +5,7 @@
 //! halves are added and reduced as AVX2 does, then the last columns one by one. An MXFP4 product is, group after group,
 //! `sum = scale * (even columns + odd columns) + sum`. Tiles only decide how many products are in flight.
 
-use super::avx2::reduce;
+use super::avx2::{LINE, reduce};
 use super::avx2_mxfp4::{SCALES, widen_scales};
 use super::mxfp4::{GROUP_BYTES, Meeting, Weights, evens_first, meet};
 use super::out::Out;
@@ -16,6 +16,8 @@ use std::arch::x86_64::*;
 const LANES: usize = 16;
 /// Activation rows of a tile.
 const TALL_X: usize = 4;
+/// Activation rows that share the unpacking of MXFP4 weights.
+const MX_X: usize = 8;
 
 /// See [`super::Kernels::matmul`].
 ///
@@ -33,9 +35,13 @@ pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [
                 1 => mx_one_row(&m, out),
                 2 => mx_rows::<2>(&m, out),
                 3 => mx_rows::<3>(&m, out),
-                _ => mx_rows::<4>(&m, out),
+                4 => mx_rows::<4>(&m, out),
+                5 => mx_rows::<5>(&m, out),
+                6 => mx_rows::<6>(&m, out),
+                7 => mx_rows::<7>(&m, out),
+                _ => mx_rows::<MX_X>(&m, out),
             };
-            meet(Weights::new(packed, scales, m.cols), x, out, wide, evens_first, &products);
+            meet(Weights::new(packed, scales, m.cols), x, out, wide, MX_X, evens_first, &products);
         }
     }
 }
@@ -43,6 +49,12 @@ pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [
 /// Stored weights that become numbers on the way to a register. Methods are inlined into functions that have the
 /// instructions.
 trait Stored: Copy {
+    /// Rows of so few bytes that a prefetcher hardly begins before they end are fetched ahead.
+    const SHORT: bool = false;
+
+    /// Where weight `at` lies, which need not exist.
+    fn place(self, at: usize) -> *const i8;
+
     /// Weights `at..at + 16`.
     ///
     /// # Safety
@@ -59,6 +71,11 @@ struct Int8(*const u8);
 
 impl Stored for F32 {
     #[inline(always)]
+    fn place(self, at: usize) -> *const i8 {
+        self.0.wrapping_add(at).cast()
+    }
+
+    #[inline(always)]
     unsafe fn load(self, at: usize) -> __m512 {
         // SAFETY: sixteen values are readable by contract; the load needs no alignment.
         unsafe { _mm512_loadu_ps(self.0.add(at)) }
@@ -66,6 +83,11 @@ impl Stored for F32 {
 }
 
 impl Stored for Bf16 {
+    #[inline(always)]
+    fn place(self, at: usize) -> *const i8 {
+        self.0.wrapping_add(2 * at).cast()
+    }
+
     #[inline(always)]
     unsafe fn load(self, at: usize) -> __m512 {
         // SAFETY: 32 bytes are readable by contract; the load needs no alignment.
@@ -77,6 +99,13 @@ impl Stored for Bf16 {
 }
 
 impl Stored for Int8 {
+    const SHORT: bool = true;
+
+    #[inline(always)]
+    fn place(self, at: usize) -> *const i8 {
+        self.0.wrapping_add(at).cast()
+    }
+
     #[inline(always)]
     unsafe fn load(self, at: usize) -> __m512 {
         // SAFETY: 16 bytes are readable by contract; the load needs no alignment.
@@ -141,6 +170,11 @@ fn tile<W: Stored, const O: usize, const R: usize>(
     let whole = cols / LANES * LANES;
     let mut c = 0;
     while c < whole {
+        if W::SHORT && R == 1 && c % LINE == 0 {
+            for i in 0..O {
+                _mm_prefetch::<_MM_HINT_T0>(w.place((o + O + i) * cols + c));
+            }
+        }
         let mut xs = [_mm512_setzero_ps(); R];
         for (r, v) in xs.iter_mut().enumerate() {
             // SAFETY: c + 16 <= cols, and x has R rows of cols values (asserted above).
@@ -174,7 +208,7 @@ fn tile<W: Stored, const O: usize, const R: usize>(
 /// The sums of lanes that are eight apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-fn halves(v: __m512) -> __m256 {
+pub(super) fn halves(v: __m512) -> __m256 {
     let upper = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v));
     _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(upper))
 }
@@ -184,11 +218,12 @@ fn halves(v: __m512) -> __m256 {
 fn mx_one_row(m: &Meeting<'_>, out: &mut Out<'_>) {
     let (mut o, n) = (0, m.weights.rows());
     while o + ROW_TILE <= n {
-        out.put(m.row, m.column + o, &mx_tile::<ROW_TILE, 1>(m.weights, o, m.x)[0]);
+        let acc = mx_tile::<ROW_TILE, 1>(m.weights, o, m.x);
+        out.put(m.row, m.column + o, &reduce(acc.map(|[acc]| acc)));
         o += ROW_TILE;
     }
     while o < n {
-        out.put(m.row, m.column + o, &mx_tile::<1, 1>(m.weights, o, m.x)[0]);
+        out.put(m.row, m.column + o, &reduce(mx_tile::<1, 1>(m.weights, o, m.x)[0]));
         o += 1;
     }
 }
@@ -197,21 +232,28 @@ fn mx_one_row(m: &Meeting<'_>, out: &mut Out<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 fn mx_rows<const R: usize>(m: &Meeting<'_>, out: &mut Out<'_>) {
     let (mut o, n) = (0, m.weights.rows());
-    while o + 2 <= n {
-        let sums = mx_tile::<2, R>(m.weights, o, m.x);
-        sums.iter().enumerate().for_each(|(i, sums)| out.put(m.row + i, m.column + o, sums));
-        o += 2;
+    while o + 4 <= n {
+        // Two by two fit the registers; four sums are reduced as cheaply as two.
+        let (a, b) = (mx_tile::<2, R>(m.weights, o, m.x), mx_tile::<2, R>(m.weights, o + 2, m.x));
+        for r in 0..R {
+            out.put(m.row + r, m.column + o, &reduce([a[0][r], a[1][r], b[0][r], b[1][r]]));
+        }
+        o += 4;
     }
-    if o < n {
-        let sums = mx_tile::<1, R>(m.weights, o, m.x);
-        sums.iter().enumerate().for_each(|(i, sums)| out.put(m.row + i, m.column + o, sums));
+    while o < n {
+        let [acc] = mx_tile::<1, R>(m.weights, o, m.x);
+        for (r, acc) in acc.into_iter().enumerate() {
+            out.put(m.row + r, m.column + o, &reduce([acc]));
+        }
+        o += 1;
     }
 }
 
-/// Weight rows `first..first + O` times `R` rows of activations, even columns of a group first.
+/// Weight rows `first..first + O` times `R` rows of activations, even columns of a group first; lanes not yet summed but for
+/// those eight apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-fn mx_tile<const O: usize, const R: usize>(w: Weights<'_>, first: usize, x: &[f32]) -> [[f32; O]; R] {
+fn mx_tile<const O: usize, const R: usize>(w: Weights<'_>, first: usize, x: &[f32]) -> [[__m256; R]; O] {
     let (w, groups) = (w.part(first, O), w.groups());
     let (packed, scales) = (w.packed(), w.scales());
     assert!(packed.len() >= O * groups * GROUP_BYTES && x.len() >= R * groups * MX_GROUP);
@@ -247,13 +289,11 @@ fn mx_tile<const O: usize, const R: usize>(w: Weights<'_>, first: usize, x: &[f3
         }
         g += n;
     }
-    let mut all = [[0.0; O]; R];
-    for (r, all) in all.iter_mut().enumerate() {
-        let mut sums = [_mm256_setzero_ps(); O];
-        for o in 0..O {
-            sums[o] = halves(acc[o][r]);
+    let mut all = [[_mm256_setzero_ps(); R]; O];
+    for (all, acc) in all.iter_mut().zip(acc) {
+        for (all, acc) in all.iter_mut().zip(acc) {
+            *all = halves(acc);
         }
-        *all = reduce(sums);
     }
     all
 }

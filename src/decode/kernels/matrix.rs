@@ -1,7 +1,7 @@
 //! What products are made of: weight matrices in the forms that occur, and rows of activations. Shapes and bytes only;
 //! what a code is worth is known to the instruction sets' own files.
 
-use super::MX_GROUP;
+use super::{HOT_BYTES, MX_GROUP, WIDE_ROWS};
 
 /// Bytes of an int8 row's scale.
 pub const SCALE_BYTES: usize = 4;
@@ -33,6 +33,11 @@ pub(super) enum Data<'a> {
 pub(super) fn row_scale(scales: &[u8], row: usize) -> f32 {
     let s = &scales[row * SCALE_BYTES..(row + 1) * SCALE_BYTES];
     f32::from_le_bytes([s[0], s[1], s[2], s[3]])
+}
+
+/// Rows of activations of `cols` values that one pass over a matrix keeps hot.
+pub(super) fn hot_rows(cols: usize) -> usize {
+    (HOT_BYTES / (size_of::<f32>() * cols.max(1))).max(1)
 }
 
 /// A product of sizes, on which kernels rely.
@@ -84,6 +89,20 @@ impl<'a> Matrix<'a> {
             }
         };
         Self { rows: count, cols: self.cols, data }
+    }
+
+    /// Whether its products need activations in another order.
+    pub(super) fn is_ordered(&self) -> bool {
+        matches!(self.data, Data::Mxfp4 { .. })
+    }
+
+    /// Values of working space for a product with `rows` rows of activations.
+    pub(super) fn room(&self, rows: usize) -> usize {
+        match self.data {
+            Data::Mxfp4 { .. } => rows.min(hot_rows(self.cols)) * self.cols,
+            Data::Bf16(_) | Data::Int8 { .. } if rows > 1 => WIDE_ROWS * self.cols,
+            _ => 0,
+        }
     }
 
     /// Output width.

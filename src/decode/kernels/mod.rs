@@ -5,14 +5,22 @@
 //! depend on how many rows share the call, nor on how output rows are grouped. A pool of threads may therefore split
 //! output rows (or activation rows) in any way without changing a bit. Knows nothing of layers, sessions or files.
 
+mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_int8;
 #[cfg(target_arch = "x86_64")]
 mod avx2_math;
 #[cfg(target_arch = "x86_64")]
 mod avx2_mxfp4;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_int8;
+mod int8;
+#[cfg(test)]
+mod int8_tests;
 mod isa;
 mod matrix;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
@@ -27,14 +35,15 @@ mod shared;
 mod tests;
 
 use crate::knob::{self, Knob};
+pub use activations::{ActivationCounts, Activations, WeightForm};
 pub use isa::KernelIsa;
 use matrix::{Data, fits, row_scale};
 pub use matrix::{Matrix, Rows, SCALE_BYTES};
 use out::Out;
-use pool::Pool;
+use pool::{MAX_THREADS, Pool};
 pub use shared::KdaRows;
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Weight rows that are widened together; `wide` buffers hold this many rows.
@@ -44,12 +53,18 @@ pub const MX_GROUP: usize = 32;
 /// Activations that one pass over a matrix keeps hot (bytes; half of a small second-level cache).
 const HOT_BYTES: usize = 256 * 1024;
 
+/// Values of a cache line.
+const LINE: usize = 16;
+
 /// Multiplications that are worth another thread's attention.
 const CHUNK_PRODUCTS: usize = 32 * 1024;
 /// Chunks of a product for each thread, so that one which is late can leave its share to others.
 const CHUNKS_PER_THREAD: usize = 4;
 /// Output rows that kernels work on together: chunks are whole multiples.
 const ROW_TILE: usize = 8;
+/// Most activation rows of a product that a worker begins, within a part of something shared: [`Kernels::make_room`] gives it room
+/// for so many.
+pub const PART_ROWS: usize = 8;
 
 /// One head's inputs to [`Kernels::kda_step`], all of the head's width.
 #[derive(Clone, Copy, Debug)]
@@ -71,21 +86,44 @@ pub struct KdaInputs<'a> {
 pub struct Kernels {
     isa: KernelIsa,
     calls: KernelCalls,
+    forms: activations::FormCalls,
+    int8_activations: AtomicBool,
     pool: RwLock<Arc<Pool>>,
+    /// Columns that each thread of the pool has working space for.
+    room: AtomicUsize,
 }
 
 thread_local! {
-    /// A thread's place for widened weights and ordered activations; grows when the thread first has a part of so
-    /// wide a matrix, which may be later than the first pass.
+    /// A thread's place for widened weights and ordered activations; [`Kernels::make_room`] makes it large enough.
     static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// All of `wide`, at least `len` values.
-fn grown(wide: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if wide.len() < len {
-        wide.resize(len, 0.0);
-    }
-    wide
+/// Values of that place for matrices of up to `cols` columns.
+fn wide_len(cols: usize) -> usize {
+    (HOT_BYTES / size_of::<f32>()).max(WIDE_ROWS.saturating_mul(cols))
+}
+
+/// Bytes that [`Kernels::make_room`] takes for matrices of up to `cols` columns on `threads` threads, the caller's own included.
+pub fn room_bytes(cols: usize, threads: usize, activations: Activations) -> u64 {
+    let threads = threads.clamp(1, MAX_THREADS);
+    let wide = (wide_len(cols) as u64).saturating_add(LINE as u64).saturating_mul(size_of::<f32>() as u64);
+    let int8 = match activations {
+        Activations::F32 => 0,
+        Activations::Int8 => int8::room_bytes(cols, int8::MOST_ROWS + PART_ROWS * (threads - 1)),
+    };
+    wide.saturating_mul(threads as u64).saturating_add(int8)
+}
+
+/// Calls `work` with `len` values of the calling thread's own, the first at the start of a cache line: loads that cross lines
+/// take twice as long.
+fn with_room<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
+    WIDE.with_borrow_mut(|wide| {
+        if wide.len() < len + LINE {
+            wide.resize(len + LINE, 0.0);
+        }
+        let start = wide.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        work(&mut wide[start..start + len])
+    })
 }
 
 /// Matrix products by the code that computed them.
@@ -114,14 +152,59 @@ impl Kernels {
     /// The kernels of `isa`, or `None` where this processor does not run them.
     pub fn new(isa: KernelIsa) -> Option<Self> {
         let pool = || RwLock::new(Arc::new(Pool::new(1)));
-        isa.is_available().then(|| Self { isa, calls: KernelCalls::default(), pool: pool() })
+        isa.is_available().then(|| Self {
+            isa,
+            calls: KernelCalls::default(),
+            forms: activations::FormCalls::default(),
+            int8_activations: AtomicBool::new(false),
+            pool: pool(),
+            room: AtomicUsize::new(0),
+        })
     }
 
     /// From now on products are shared by `threads` threads, the caller's own included. They change no bit.
     pub fn use_threads(&self, threads: usize) {
         if self.pool().threads() != threads {
             *self.pool.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Pool::new(threads));
+            let room = self.room.swap(0, Ordering::Relaxed);
+            self.make_room(room);
         }
+    }
+
+    /// Gives every thread in use, the caller's own included, its working space for matrices of up to `cols` columns, so
+    /// that nothing is allocated later. Calls with no more than before cost nothing but a look at the caller's own.
+    pub fn make_room(&self, cols: usize) {
+        let quantizing = self.quantizing();
+        let make = |rows: usize| {
+            with_room(wide_len(cols), |_| {});
+            if quantizing {
+                int8::make_room(cols, rows);
+            }
+        };
+        if cols > 0 {
+            make(int8::MOST_ROWS);
+        }
+        if cols > self.room.load(Ordering::Relaxed) && self.pool().muster(&|_| make(PART_ROWS)) {
+            self.room.store(cols, Ordering::Relaxed);
+        }
+    }
+
+    /// From now on products see their activations so, where the form of the weights allows.
+    pub fn use_activations(&self, activations: Activations) {
+        let int8 = activations == Activations::Int8;
+        if !self.int8_activations.swap(int8, Ordering::Relaxed) && int8 {
+            self.room.store(0, Ordering::Relaxed); // threads have no place for such activations yet
+        }
+    }
+
+    /// What activations are in products of weights that take int8 ones.
+    pub fn activations(&self) -> Activations {
+        if self.int8_activations.load(Ordering::Relaxed) { Activations::Int8 } else { Activations::F32 }
+    }
+
+    /// Products so far, by the form of the weights and by what activations were.
+    pub fn activation_counts(&self) -> ActivationCounts {
+        self.forms.counted()
     }
 
     /// The threads in use.
@@ -140,46 +223,79 @@ impl Kernels {
     }
 
     /// `y[r][o] = sum_c m[o][c] * x[r][c]`. Codes are widened exactly; a row's scale is applied to its sum. Row `r` of `y` starts at `y[r * y_stride]`.
-    /// `wide` is working space of `WIDE_ROWS * cols` values; when it is shorter, the thread's own takes its place if the
-    /// form of the weights needs one at all, or weights are widened again for every row (same bits, slower).
+    /// `wide` is working space of `WIDE_ROWS * cols` values; when it is shorter, weights are widened again for every row
+    /// (same bits, slower), unless threads share the product: they have space of their own.
     pub fn matmul(&self, m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
-        assert!(x.fits(m.cols), "activations are shorter than their shape");
-        assert!(fits(y.len(), y_stride, x.count, m.rows), "results do not fit");
-        let products = (m.cols * x.count).max(1);
-        // The order of activations is changed for these: that takes space for them.
-        let ordered = matches!(m.data, Data::Mxfp4 { .. });
-        let out = Out::new(y, y_stride, x.count, m.rows);
+        self.matmuls(x, [(m, y, y_stride)], wide);
+    }
+
+    /// [`Kernels::matmul`] of several matrices of one width with the same activations, shared by threads as one piece of work.
+    pub fn matmuls<const N: usize>(
+        &self,
+        x: Rows<'_>,
+        products: [(Matrix<'_>, &mut [f32], usize); N],
+        wide: &mut [f32],
+    ) {
+        let cols = products.first().map_or(0, |(m, ..)| m.cols);
+        assert!(x.fits(cols), "activations are shorter than their shape");
+        let products = products.map(|(m, y, y_stride)| {
+            assert!(m.cols == cols, "matrices differ in width");
+            assert!(fits(y.len(), y_stride, x.count, m.rows), "results do not fit");
+            (m, Out::new(y, y_stride, x.count, m.rows))
+        });
+        if !products.iter().any(|(m, _)| self.quantizes(m)) {
+            return self.share_f32(x, products, wide);
+        }
+        for (m, out) in products {
+            if self.quantizes(&m) {
+                self.matmul_int8(m, x, out);
+            } else {
+                self.share_f32(x, [(m, out)], wide);
+            }
+        }
+    }
+
+    /// Products of exact activations that threads share as one piece of work.
+    fn share_f32<const N: usize>(&self, x: Rows<'_>, products: [(Matrix<'_>, Out<'_>); N], wide: &mut [f32]) {
+        let cols = products.first().map_or(0, |(m, _)| m.cols);
+        let all_rows: usize = products.iter().map(|(m, _)| m.rows).sum();
+        let each = (cols * x.count).max(1);
         let pool = self.pool();
-        let rows = CHUNK_PRODUCTS.div_ceil(products).max(m.rows.div_ceil(CHUNKS_PER_THREAD * pool.threads()));
+        let rows = CHUNK_PRODUCTS.div_ceil(each).max(all_rows.div_ceil(CHUNKS_PER_THREAD * pool.threads()));
         let rows = rows.next_multiple_of(ROW_TILE);
-        if pool.threads() == 1 || m.rows <= rows || shared::within() {
+        if pool.threads() == 1 || all_rows <= rows || shared::within() {
             if !shared::within() {
                 pool.count_alone();
             }
-            if ordered && wide.len() < m.cols {
-                WIDE.with_borrow_mut(|wide| self.product(m, x, out, grown(wide, m.cols)));
-            } else {
-                self.product(m, x, out, wide);
+            for (m, out) in products {
+                if m.is_ordered() {
+                    with_room(m.room(x.count), |wide| self.product(m, x, out, wide));
+                } else {
+                    self.product(m, x, out, wide);
+                }
             }
             return;
         }
-        let room = match m.data {
-            Data::F32(_) => 0,
-            _ if x.count > 1 || ordered => WIDE_ROWS * m.cols,
-            _ => 0,
-        };
-        pool.run(m.rows.div_ceil(rows), &|chunk| {
-            let first = chunk * rows;
-            let count = rows.min(m.rows - first);
-            // SAFETY: chunks have columns of their own, and `pool.run` gives each chunk to one thread.
-            let out = unsafe { out.columns(first, count) };
-            WIDE.with_borrow_mut(|wide| self.product(m.part(first, count), x, out, grown(wide, room)));
+        let chunks = products.iter().map(|(m, _)| m.rows.div_ceil(rows)).sum();
+        pool.run(chunks, &|mut chunk| {
+            for (m, out) in &products {
+                let own = m.rows.div_ceil(rows);
+                if chunk < own {
+                    let first = chunk * rows;
+                    let count = rows.min(m.rows - first);
+                    // SAFETY: chunks have columns of their own, and `pool.run` gives each chunk to one thread.
+                    let out = unsafe { out.columns(first, count) };
+                    return with_room(m.room(x.count), |wide| self.product(m.part(first, count), x, out, wide));
+                }
+                chunk -= own;
+            }
         });
     }
 
     /// A product on the calling thread.
     fn product(&self, m: Matrix<'_>, x: Rows<'_>, mut out: Out<'_>, wide: &mut [f32]) {
-        let block = (HOT_BYTES / (4 * m.cols.max(1))).max(1);
+        self.forms.count(m.form(), Activations::F32);
+        let block = matrix::hot_rows(m.cols);
         let mut first = 0;
         while first < x.count {
             let count = block.min(x.count - first);
@@ -234,6 +350,25 @@ impl Kernels {
     pub fn combine(&self, weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
         assert!(weights.len() == rows.count && rows.fits(out.len()), "rows are shorter than their shape");
         dispatch!(self, combine(weights, rows, out))
+    }
+
+    /// [`Kernels::combine`] of the same rows for every row of `weights`, as long as there are `rows`; sums follow one another in `out`.
+    pub fn combine_all(&self, weights: Rows<'_>, rows: Rows<'_>, out: &mut [f32]) {
+        let width = out.len() / weights.count.max(1);
+        assert!(
+            weights.fits(rows.count) && rows.fits(width) && out.len() == weights.count * width,
+            "rows are too short"
+        );
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Kernels` with `Avx2` or `Avx512` exists only where `is_available` found AVX2 and FMA.
+            KernelIsa::Avx2 | KernelIsa::Avx512 => unsafe { avx2::combine_all(weights, rows, out) },
+            _ => {
+                for (i, out) in out.chunks_exact_mut(width.max(1)).enumerate() {
+                    scalar::combine(&weights.part(i, 1).data[..rows.count], rows, out);
+                }
+            }
+        }
     }
 
     /// `out[j] = sum_i weights[i] * m[i][j]`, in ascending `i`. Row scales are multiplied with `weights` first.

@@ -2,7 +2,7 @@
 //! which order weight rows and activation rows meet. Computes nothing.
 
 use super::out::Out;
-use super::{MX_GROUP, Rows, WIDE_ROWS};
+use super::{MX_GROUP, Rows};
 
 /// Bytes of a group's codes.
 pub(super) const GROUP_BYTES: usize = MX_GROUP / 2;
@@ -59,17 +59,19 @@ pub(super) struct Meeting<'a> {
     /// Activation rows in the kernels' order, one after another; the first of them is row `row` of the results.
     pub(super) x: &'a [f32],
     pub(super) row: usize,
-    /// Activation rows, 1 to [`WIDE_ROWS`].
+    /// Activation rows, 1 to the most that the kernels take.
     pub(super) count: usize,
 }
 
-/// Lets every row of `w` meet every row of `x`, which `order` brings into the kernels' order. `room` has space for at
-/// least one row.
+/// Lets every row of `w` meet every row of `x`, at most `most` of them at a time. `order` brings activations into the
+/// kernels' order, as many rows together as `room` has space for, which is one at least: with space for all, each row is
+/// ordered once and each weight row fetched once.
 pub(super) fn meet(
     w: Weights<'_>,
     x: Rows<'_>,
     out: &mut Out<'_>,
     room: &mut [f32],
+    most: usize,
     order: fn(&[f32], &mut [f32]),
     products: &dyn Fn(Meeting<'_>, &mut Out<'_>),
 ) {
@@ -78,23 +80,28 @@ pub(super) fn meet(
         (0..x.count).for_each(|r| (0..out.width()).for_each(|o| out.put(r, o, &[0.0])));
         return;
     }
-    let together = (room.len() / cols).min(WIDE_ROWS);
-    assert!(together > 0, "no room for a row of activations");
-    let sweep = if x.count <= together { w.rows() } else { SWEEP_ROWS };
-    let mut column = 0;
-    while column < w.rows() {
-        let weights = w.part(column, sweep.min(w.rows() - column));
-        let mut row = 0;
-        while row < x.count {
-            let count = together.min(x.count - row);
-            // One meeting with all columns needs its activations ordered once only.
-            for (i, to) in room.chunks_exact_mut(cols).take(count).enumerate() {
-                order(&x.data[(row + i) * x.stride..][..cols], to);
-            }
-            products(Meeting { weights, column, x: &room[..count * cols], row, count }, out);
-            row += count;
+    let together = (room.len() / cols).min(x.count);
+    assert!(together > 0 || x.count == 0, "no room for a row of activations");
+    let mut first = 0;
+    while first < x.count {
+        let some = together.min(x.count - first);
+        for (i, to) in room.chunks_exact_mut(cols).take(some).enumerate() {
+            order(&x.data[(first + i) * x.stride..][..cols], to);
         }
-        column += weights.rows();
+        let sweep = if some <= most { w.rows() } else { SWEEP_ROWS };
+        let mut column = 0;
+        while column < w.rows() {
+            let weights = w.part(column, sweep.min(w.rows() - column));
+            let mut row = 0;
+            while row < some {
+                let count = most.min(some - row);
+                let x = &room[row * cols..(row + count) * cols];
+                products(Meeting { weights, column, x, row: first + row, count }, out);
+                row += count;
+            }
+            column += weights.rows();
+        }
+        first += some;
     }
 }
 

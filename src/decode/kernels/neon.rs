@@ -30,7 +30,7 @@ pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [
                 3 => mx_rows::<1, 3>(&m, out),
                 _ => mx_rows::<1, 4>(&m, out),
             };
-            meet(Weights::new(packed, scales, m.cols), x, out, wide, evens_first, &products);
+            meet(Weights::new(packed, scales, m.cols), x, out, wide, 4, evens_first, &products);
         }
     }
 }

@@ -3,9 +3,11 @@
 //! no bit. Workers look out for work for a moment after the last and then sleep, because a token is some hundred products in
 //! a row and then a wait for drives. Knows nothing of matrices.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use std::time::{Duration, Instant};
 pub const MAX_THREADS: usize = 64;
 /// How long a worker looks out for more work before it sleeps.
 const AWAKE: Duration = Duration::from_micros(100);
+/// How long the caller of [`Pool::muster`] waits for whoever has the workers, and threads then wait for each other.
+const LONGEST_MUSTER: Duration = Duration::from_secs(1);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 128;
 
@@ -23,6 +27,8 @@ type Work<'a> = dyn Fn(usize) + Sync + 'a;
 struct Offer {
     work: &'static Work<'static>,
     chunks: usize,
+    /// Whether its chunks are among those that threads have computed.
+    counted: bool,
 }
 
 struct Shared {
@@ -38,8 +44,8 @@ struct Shared {
     asleep: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
-    /// A worker's chunk panicked.
-    broken: AtomicBool,
+    /// What a worker's chunk panicked with, until the caller has it.
+    panicked: Mutex<Option<Box<dyn Any + Send>>>,
     /// The pool goes away.
     ended: AtomicBool,
     /// Chunks by thread; the caller is the first.
@@ -54,7 +60,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// Takes chunks until none is left.
-    fn work(&self, thread: usize, work: &Work<'_>, chunks: usize) {
+    fn work(&self, thread: usize, work: &Work<'_>, chunks: usize, counted: bool) {
         let mut taken = 0;
         loop {
             let chunk = self.next.fetch_add(1, Relaxed);
@@ -64,7 +70,7 @@ impl Shared {
             work(chunk);
             taken += 1;
         }
-        self.taken[thread].fetch_add(taken, Relaxed);
+        self.taken[thread].fetch_add(if counted { taken } else { 0 }, Relaxed);
     }
 
     /// Waits for an offer other than number `last`; `None` when the pool goes away.
@@ -107,9 +113,6 @@ struct Inside<'a>(&'a Shared);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.broken.store(true, SeqCst);
-        }
         self.0.inside.fetch_sub(1, SeqCst);
     }
 }
@@ -150,14 +153,14 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, MAX_THREADS);
         let shared = Arc::new(Shared {
-            offer: UnsafeCell::new(Offer { work: &|_| {}, chunks: 0 }),
+            offer: UnsafeCell::new(Offer { work: &|_| {}, chunks: 0, counted: false }),
             number: AtomicU64::new(0),
             inside: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
             asleep: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
-            broken: AtomicBool::new(false),
+            panicked: Mutex::new(None),
             ended: AtomicBool::new(false),
             taken: (0..threads).map(|_| AtomicU64::new(0)).collect(),
         });
@@ -184,34 +187,80 @@ impl Pool {
     }
 
     /// Calls `work` once with each of `0..chunks`, on any thread and in any order, and returns when all are done. Allocates
-    /// nothing. A caller that finds the workers busy does everything itself.
+    /// nothing. A caller that finds the workers busy does everything itself. Panics if a chunk does, with the same words, and
+    /// is as good as before then; which of the other chunks were computed is unknown.
     pub fn run(&self, chunks: usize, work: &Work<'_>) {
-        let own = match self.caller.try_lock() {
-            _ if chunks < 2 || self.workers.is_empty() => None,
+        let own = if chunks < 2 || self.workers.is_empty() { None } else { self.try_own() };
+        match own {
+            Some(own) => self.share(own, chunks, true, work),
+            None => {
+                (0..chunks).for_each(work);
+                self.shared.taken[0].fetch_add(chunks as u64, Relaxed);
+            }
+        }
+    }
+
+    /// Calls `work` once on each thread, with a number of its own; not counted among what threads compute. `false` if some were
+    /// left out, because somebody else had the workers for a second or a thread did not come by within one.
+    pub fn muster(&self, work: &Work<'_>) -> bool {
+        let (threads, arrived, since) = (self.threads(), AtomicUsize::new(0), Instant::now());
+        let own = loop {
+            match self.try_own() {
+                None if since.elapsed() < LONGEST_MUSTER => std::thread::yield_now(),
+                own => break own,
+            }
+        };
+        let Some(own) = own else {
+            work(0);
+            return threads == 1;
+        };
+        // A thread that has done its part stays until all have: none can take two.
+        let (since, alone) = (Instant::now(), AtomicBool::new(false));
+        self.share(own, threads, false, &|thread| {
+            if alone.load(SeqCst) {
+                return;
+            }
+            work(thread);
+            arrived.fetch_add(1, SeqCst);
+            while arrived.load(SeqCst) < threads {
+                if since.elapsed() >= LONGEST_MUSTER {
+                    alone.store(true, SeqCst);
+                    return;
+                }
+                std::thread::yield_now();
+            }
+        });
+        !alone.load(SeqCst)
+    }
+
+    /// The right to the workers, if nobody has it.
+    fn try_own(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.caller.try_lock() {
             Ok(own) => Some(own),
-            // somebody's chunk has panicked: this call computes, and then says so too
+            // A chunk of somebody's has panicked; nothing of that is left here.
             Err(TryLockError::Poisoned(own)) => Some(own.into_inner()),
             Err(TryLockError::WouldBlock) => None,
-        };
-        if own.is_none() {
-            (0..chunks).for_each(work);
-            self.shared.taken[0].fetch_add(chunks as u64, Relaxed);
-            return;
         }
+    }
+
+    fn share(&self, _own: MutexGuard<'_, ()>, chunks: usize, counted: bool, work: &Work<'_>) {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers call `work` only while the offer is open, and `Open` closes it and waits
         // for them before this function returns or unwinds.
         let work: &'static Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
-        // SAFETY: `own` is held and the offer is closed: whoever opened it before has waited for all workers inside, and one that
+        // SAFETY: `_own` is held and the offer is closed: whoever opened it before has waited for all workers inside, and one that
         // comes inside meanwhile sees it closed and leaves without reading it.
-        unsafe { *shared.offer.get() = Offer { work, chunks } };
+        unsafe { *shared.offer.get() = Offer { work, chunks, counted } };
         shared.next.store(0, SeqCst);
         shared.number.fetch_add(1, SeqCst);
         let open = Open(shared);
         shared.wake_all();
-        shared.work(0, work, chunks);
+        let done = catch_unwind(AssertUnwindSafe(|| shared.work(0, work, chunks, counted)));
         drop(open);
-        assert!(!shared.broken.load(SeqCst), "a compute thread has panicked; its message is above");
+        let theirs = shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = done.err().or(theirs) {
+            resume_unwind(panic);
+        }
     }
 }
 
@@ -222,7 +271,7 @@ impl Drop for Pool {
         drop(self.shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            let _ = worker.join(); // one that panicked has said so
+            let _ = worker.join(); // panics were handed to whoever shared the work
         }
     }
 }
@@ -237,7 +286,12 @@ fn serve(shared: &Shared, thread: usize) {
         if shared.number.load(SeqCst) == number {
             // SAFETY: this worker is inside and has seen the offer open since.
             let offer = unsafe { &*shared.offer.get() };
-            shared.work(thread, offer.work, offer.chunks);
+            // The worker lives on; whoever opened the offer is told.
+            if let Err(panic) =
+                catch_unwind(AssertUnwindSafe(|| shared.work(thread, offer.work, offer.chunks, offer.counted)))
+            {
+                shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            }
         }
     }
 }
@@ -245,6 +299,7 @@ fn serve(shared: &Shared, thread: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
 
     #[test]
     fn every_chunk_is_computed_once_whoever_takes_it() {
@@ -269,7 +324,7 @@ mod tests {
     #[test]
     fn workers_take_part() {
         let pool = Pool::new(2);
-        let both = std::sync::Barrier::new(2);
+        let both = Barrier::new(2);
         // Two chunks that wait for each other end only on two threads.
         pool.run(2, &|_| {
             both.wait();
@@ -278,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_caller_computes_alone_and_a_panic_is_told() {
+    fn a_second_caller_computes_alone() {
         let pool = Pool::new(2);
         let inner = AtomicU64::new(0);
         pool.run(4, &|_| {
@@ -287,9 +342,60 @@ mod tests {
             });
         });
         assert_eq!(inner.load(Relaxed), 12);
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.run(8, &|chunk| assert!(chunk != 5, "chunk five"));
-        }));
-        assert!(told.is_err());
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_in_its_words_and_the_pool_works_on() {
+        let pool = Pool::new(2);
+        let caller = std::thread::current().id();
+        for on_caller in [false, true, false] {
+            let both = Barrier::new(2);
+            let told = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(2, &|_| {
+                    both.wait(); // each thread has one chunk
+                    let here = std::thread::current().id() == caller;
+                    assert!(here != on_caller, "a chunk of the caller's own: {here}");
+                });
+            }));
+            let words = told.unwrap_err();
+            assert!(words.downcast_ref::<String>().unwrap().contains(&format!("own: {on_caller}")));
+            // Both threads are there again.
+            let both = Barrier::new(2);
+            pool.run(2, &|_| {
+                both.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn a_muster_reaches_each_thread_once_also_while_another_caller_has_the_workers() {
+        let pool = Pool::new(3);
+        let (busy, free) = (Barrier::new(2), AtomicBool::new(false));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let told = AtomicBool::new(false);
+                pool.run(3, &|_| {
+                    if !told.swap(true, SeqCst) {
+                        busy.wait();
+                    }
+                    while !free.load(SeqCst) {
+                        std::thread::yield_now();
+                    }
+                });
+            });
+            busy.wait();
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(5));
+                free.store(true, SeqCst);
+            });
+            let seen = Mutex::new(Vec::new());
+            let all = pool.muster(&|number| seen.lock().unwrap().push((std::thread::current().id(), number)));
+            let seen = seen.into_inner().unwrap();
+            let of = |f: fn(&(std::thread::ThreadId, usize)) -> String| {
+                seen.iter().map(f).collect::<std::collections::BTreeSet<_>>().len()
+            };
+            assert_eq!((all, seen.len(), of(|s| format!("{:?}", s.0)), of(|s| s.1.to_string())), (true, 3, 3, 3));
+            assert_eq!(pool.taken().iter().sum::<u64>(), 3, "only what was computed is counted");
+        });
     }
 }

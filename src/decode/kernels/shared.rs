@@ -2,9 +2,10 @@
 //! which part changes no bit. Knows nothing of layers.
 
 use super::out::Out;
-use super::{CHUNK_PRODUCTS, KdaInputs, Kernels, WIDE, grown};
+use super::{CHUNK_PRODUCTS, KdaInputs, Kernels, with_room};
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Elements of a function that are worth another thread's attention.
 pub(super) const CHUNK_ELEMENTS: usize = 4096;
@@ -60,8 +61,19 @@ impl<'a> Parts<'a> {
     unsafe fn get(&self, i: usize) -> &mut [f32] {
         let first = i.saturating_mul(self.part);
         assert!(first < self.len, "a part beyond the last");
-        // SAFETY: the part lies within the borrowed values, and by contract nobody else has it.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), self.part.min(self.len - first)) }
+        // SAFETY: by contract nobody else has the part.
+        unsafe { self.slice(first, self.part.min(self.len - first)) }
+    }
+
+    /// Values `first..first + count`, wherever parts begin.
+    ///
+    /// # Safety
+    /// While the result lives, nobody else has any of them.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn slice(&self, first: usize, count: usize) -> &mut [f32] {
+        assert!(first <= self.len && count <= self.len - first, "values beyond the last");
+        // SAFETY: they lie within the borrowed values, and by contract nobody else has them.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), count) }
     }
 }
 
@@ -108,6 +120,42 @@ impl Kernels {
         }
     }
 
+    /// Calls `work(i, rows, parts)` once for each of `spans`, with the rows of `out` that its range names, which are `width` long,
+    /// and with the `i`-th part of each buffer of `room`, `.1` values long. The ranges ascend and do not overlap. Threads take
+    /// one span after another; products within `work` are not divided further.
+    #[allow(clippy::type_complexity)] // a closure's arguments, named in the comment above
+    pub fn by_spans<const N: usize>(
+        &self,
+        spans: &[(usize, Range<usize>)],
+        (out, width): (&mut [f32], usize),
+        room: [(&mut [f32], usize); N],
+        work: &(dyn Fn(usize, &mut [f32], [&mut [f32]; N]) + Sync),
+    ) {
+        let mut before = 0;
+        for (_, span) in spans {
+            assert!(before <= span.start && span.start <= span.end, "spans overlap");
+            before = span.end;
+        }
+        assert!(before.checked_mul(width).is_some_and(|end| end <= out.len()), "spans beyond the last row");
+        let cells = Parts::new(out, 1);
+        let room = room.map(|(values, part)| Parts::new(values, part));
+        let one = |i: usize| {
+            let within = Within::enter();
+            let (_, span) = &spans[i];
+            // SAFETY: spans lie within `out` and apart (asserted above), and each is worked on once.
+            let rows = unsafe { cells.slice(span.start * width, span.len() * width) };
+            // SAFETY: each part belongs to one span.
+            work(i, rows, room.each_ref().map(|b| unsafe { b.get(i) }));
+            drop(within);
+        };
+        let pool = self.pool();
+        if pool.threads() == 1 || spans.len() < 2 || within() {
+            (0..spans.len()).for_each(one);
+        } else {
+            pool.run(spans.len(), &one);
+        }
+    }
+
     /// `f` over the values of `x`, shared by threads where there are many.
     pub(super) fn elements(&self, x: &mut [f32], f: &(dyn Fn(&mut [f32]) + Sync)) {
         if x.len() < 2 * CHUNK_ELEMENTS {
@@ -133,8 +181,7 @@ impl Kernels {
         self.by_parts(grain, [(state, dim * dim)], &|head, [state]| {
             // SAFETY: each head has columns of its own, and is one part.
             let mut out = unsafe { out.columns(head * dim, dim) };
-            WIDE.with_borrow_mut(|room| {
-                let o = &mut grown(room, dim)[..dim];
+            with_room(dim, |o| {
                 for row in 0..rows {
                     let at = row * width + head * dim..row * width + (head + 1) * dim;
                     let inputs = KdaInputs {
@@ -149,5 +196,74 @@ impl Kernels {
                 }
             });
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{all, bf16_bytes, bytes, noise};
+    use super::super::{KernelIsa, Matrix, Rows, WIDE_ROWS};
+    use super::*;
+
+    #[test]
+    fn products_of_one_input_are_shared_together_and_spans_once_each() {
+        let (rows, cols) = ([40, 7, 72], 96);
+        let (bf16, packed) = (bf16_bytes(80, 72 * cols), bytes(81, 72 * cols / 2));
+        let (scales, x) = (vec![124u8; 72 * cols / 32], noise(82, 13 * cols));
+        for isa in KernelIsa::ALL {
+            for (threads, n) in [(1, 1), (3, 1), (3, 13)] {
+                let Some(k) = Kernels::new(isa) else { continue };
+                let x = Rows::packed(&x[..n * cols], n);
+                let matrices = [
+                    Matrix::bf16(&bf16, rows[0], cols),
+                    Matrix::bf16(&bf16[cols..], rows[1], cols),
+                    Matrix::mxfp4(&packed, &scales, rows[2], cols),
+                ];
+                let alone = matrices.map(|m| {
+                    let mut y = vec![0.0; n * m.rows()];
+                    k.matmul(m, x, &mut y, m.rows(), &mut vec![0.0; WIDE_ROWS * cols]);
+                    y
+                });
+                k.use_threads(threads);
+                let before: u64 = k.pool().taken().iter().sum();
+                let mut together = rows.map(|rows| vec![0.0; n * rows]);
+                let [a, b, c] = &mut together;
+                let products =
+                    [(matrices[0], &mut a[..], rows[0]), (matrices[1], b, rows[1]), (matrices[2], c, rows[2])];
+                k.matmuls(x, products, &mut []);
+                assert!(together == alone, "{isa}: {n} rows on {threads} threads");
+                let taken = k.pool().taken().iter().sum::<u64>() - before;
+                assert_eq!(taken > 1, n == 13, "chunks are worth a thread's attention: {taken}");
+            }
+        }
+
+        let k = Kernels::new(KernelIsa::detect()).unwrap();
+        k.use_threads(3);
+        let (mut out, mut room) = (vec![0.0; 10 * 2], vec![0.0; 4 * 5]);
+        let spans = [(7, 1..3), (8, 3..3), (9, 5..9)];
+        k.by_spans(&spans, (&mut out, 2), [(&mut room, 5)], &|i, out, [room]| {
+            assert_eq!(out.len(), 2 * spans[i].1.len());
+            out.iter_mut().for_each(|v| *v += spans[i].0 as f32);
+            room[0] += 1.0;
+        });
+        let want = [0.0, 7.0, 7.0, 0.0, 0.0, 9.0, 9.0, 9.0, 9.0, 0.0].map(|v| [v, v]).concat();
+        assert_eq!(out, want);
+        assert_eq!(room.chunks(5).map(|r| r[0]).collect::<Vec<_>>(), [1.0, 1.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn sums_that_share_rows_have_the_bits_of_sums_alone() {
+        for (count, width, sums) in [(1, 32, 3), (17, 64, 7), (9, 40, 4), (5, 96, 2)] {
+            let (rows, weights) = (noise(90, count * (width + 3)), noise(91, sums * count));
+            let rows = Rows { data: &rows, stride: width + 3, count };
+            for k in all() {
+                let (mut all, mut alone) = (vec![0.0; sums * width], vec![0.0; sums * width]);
+                k.combine_all(Rows::packed(&weights, sums), rows, &mut all);
+                for (weights, out) in weights.chunks_exact(count).zip(alone.chunks_exact_mut(width)) {
+                    k.combine(weights, rows, out);
+                }
+                assert!(all == alone, "{}: {sums} sums of {count} rows", k.isa());
+            }
+        }
     }
 }

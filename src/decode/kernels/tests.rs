@@ -2,22 +2,22 @@
 
 use super::*;
 
-fn all() -> Vec<Kernels> {
+pub(super) fn all() -> Vec<Kernels> {
     KernelIsa::ALL.into_iter().filter_map(Kernels::new).collect()
 }
 
-fn noise(seed: u64, n: usize) -> Vec<f32> {
+pub(super) fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| rng.f32() * 2.0 - 1.0).collect()
 }
 
-fn bytes(seed: u64, n: usize) -> Vec<u8> {
+pub(super) fn bytes(seed: u64, n: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| rng.u8(..)).collect()
 }
 
 /// Bytes of bfloat16 values of ordinary size.
-fn bf16_bytes(seed: u64, n: usize) -> Vec<u8> {
+pub(super) fn bf16_bytes(seed: u64, n: usize) -> Vec<u8> {
     noise(seed, n).iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect()
 }
 

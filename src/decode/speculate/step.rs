@@ -45,6 +45,11 @@ impl Speculator {
         &self.counters
     }
 
+    /// Most rows of a pass.
+    pub(in crate::decode) fn rows(&self) -> usize {
+        self.depth + 1
+    }
+
     /// A text begins with `prompt`; at most `max_new` tokens will be added.
     pub(in crate::decode) fn begin(
         &mut self,

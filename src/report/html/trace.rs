@@ -33,7 +33,7 @@ pub fn page(
         all.waited,
         all.ties,
         header.drives.len(),
-        if emulated { " (EMULATED)" } else { "" },
+        header.mark(),
         duration(summary.span_ns)
     );
     let section = |title: &str, parts: Vec<Part>| Section { title: title.into(), parts };
