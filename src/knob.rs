@@ -1,8 +1,8 @@
 //! Every knob that a run can be given, by name; and, in test builds only, switches that make a mechanism lie about one.
 //!
-//! `bench::evidence` says what proves each knob. With the cargo feature `sabotage` the code that carries a knob out asks
+//! `bench::evidence` says what proves each knob. In builds with debug assertions the code that carries a knob out asks
 //! [`skipped`] (asked for, but not done) and [`forced`] (off, but done all the same) at its own call site; a test then
-//! checks that a run with a lying mechanism is rejected by name. Without the feature both are constant `false`.
+//! checks that a run with a lying mechanism is rejected by name. In all others both are constant `false`.
 
 macro_rules! knobs {
     ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
@@ -138,7 +138,7 @@ knobs! {
     Resume = "resume",
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(debug_assertions)]
 mod switches {
     use super::Knob;
     use std::sync::atomic::{AtomicI64, Ordering};
@@ -172,15 +172,15 @@ mod switches {
     }
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(debug_assertions)]
 pub use switches::{force, skip, tell_the_truth};
 
 /// Whether a test has told the mechanism behind `knob` to do nothing.
 #[inline(always)]
 pub fn skipped(knob: Knob) -> bool {
-    #[cfg(feature = "sabotage")]
+    #[cfg(debug_assertions)]
     return switches::is_skipped(knob);
-    #[cfg(not(feature = "sabotage"))]
+    #[cfg(not(debug_assertions))]
     {
         let _ = knob;
         false
@@ -190,9 +190,9 @@ pub fn skipped(knob: Knob) -> bool {
 /// Whether a test has told the mechanism behind `knob` to act although it is off.
 #[inline(always)]
 pub fn forced(knob: Knob) -> bool {
-    #[cfg(feature = "sabotage")]
+    #[cfg(debug_assertions)]
     return switches::is_forced(knob);
-    #[cfg(not(feature = "sabotage"))]
+    #[cfg(not(debug_assertions))]
     {
         let _ = knob;
         false

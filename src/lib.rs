@@ -3,9 +3,6 @@
 //!
 //! See `ARCHITECTURE.md` for the map. Modules are listed bottom up; each may use only those above it in this list.
 
-#[cfg(all(feature = "sabotage", not(debug_assertions)))]
-compile_error!("the feature `sabotage` makes mechanisms lie; it is for tests and never for a release build");
-
 pub mod ids;
 
 pub mod knob;

@@ -2,8 +2,9 @@
 //! it; and, where the setting has an off, a run that does not ask, in which the code does it all the same. Each must be
 //! rejected by the setting's name, and each must be accepted when nothing lies.
 //!
-//! `cargo test --features sabotage --test mutation`; the list is `Knob::ALL`, so a setting without a case does not compile.
-#![cfg(feature = "sabotage")]
+//! The switches that it throws exist in builds with debug assertions only. The list is `Knob::ALL`, so a setting without a case does
+//! not compile.
+#![cfg(debug_assertions)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use argodrive::bench::config::{Asked, RunConfig};
