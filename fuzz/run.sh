@@ -16,10 +16,10 @@ fi
 export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
 host=$(rustc -vV | sed -n 's/^host: //p')
-cargo build --locked --release --target "$host"
+cargo build --locked --release --target "$host" --target-dir target
 one() {
     mkdir -p "work/$1" "artifacts/$1" # what is found stays out of the committed corpus
-    if "target/$2/release/parse" --parser="$1" -max_total_time="$3" -timeout=10 -rss_limit_mb=256 -malloc_limit_mb=256 -max_len=131072 \
+    if "target/$2/release/parse" --parser="$1" -max_total_time="$3" -timeout=10 -rss_limit_mb=256 -max_len=131072 \
         -artifact_prefix="artifacts/$1/" -print_final_stats=1 "work/$1" "corpus/$1" >"work/$1.log" 2>&1; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "work/$1.log")
         peak=$(sed -n 's/^stat::peak_rss_mb: *//p' "work/$1.log")

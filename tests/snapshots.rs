@@ -221,20 +221,17 @@ fn a_resumed_text_is_the_uninterrupted_one_and_no_prompt_is_read() {
     }
 }
 
+/// Twenty tokens with a snapshot every six, in `folder`.
+fn twenty(folder: &str) -> Value {
+    let text = ["--max-new", "20", "--prompt", PROMPT];
+    json_of(decode(&text).args(["--snapshot-every", "6", "--snapshot-dir", folder]))
+}
+
 #[test]
 fn a_text_may_become_longer_and_is_kept_on_the_way() {
     let dir = prepared::folder();
     let folder = dir.path().to_str().unwrap();
-    let first = json_of(&mut decode(&[
-        "--max-new",
-        "20",
-        "--prompt",
-        PROMPT,
-        "--snapshot-every",
-        "6",
-        "--snapshot-dir",
-        folder,
-    ]));
+    let first = twenty(folder);
     assert_eq!(
         (first["snapshots"]["written"].as_u64(), first["snapshots"]["last_tokens"].as_u64()),
         (Some(3), Some(18))
@@ -260,16 +257,7 @@ fn a_text_may_become_longer_and_is_kept_on_the_way() {
 fn damage_is_passed_over_with_a_sentence_and_never_read() {
     let dir = prepared::folder();
     let folder = dir.path().to_str().unwrap();
-    let plain = json_of(&mut decode(&[
-        "--max-new",
-        "20",
-        "--prompt",
-        PROMPT,
-        "--snapshot-every",
-        "6",
-        "--snapshot-dir",
-        folder,
-    ]));
+    let plain = twenty(folder);
     let files: Vec<_> = list(dir.path()).unwrap().into_iter().map(|n| n.path).collect();
     damage(&files[0], fs::metadata(&files[0]).unwrap().len() / 2);
     refused(decode(&["--resume"]).arg(&files[0]), &["damaged", "not those that were written"]);

@@ -2,6 +2,7 @@
 //! `tests/hostile.rs` calls all of them with damaged copies of the corpus. A parser may refuse what it is given; it may not
 //! panic, hang, or take memory out of proportion.
 
+use argodrive::bench::against;
 use argodrive::bench::campaign::file::CampaignFile;
 use argodrive::bench::catalogue::unpack;
 use argodrive::bench::config::Asked;
@@ -23,6 +24,8 @@ use argodrive::model::checkpoint::Checkpoint;
 use argodrive::model::config::ModelConfig;
 use argodrive::model::safetensors;
 use argodrive::model::tokenizer::Tokenizer;
+use argodrive::reader::heat_file;
+use argodrive::reader::predict::table_file;
 use argodrive::replay::import::{blkparse, fio, per_read, sampler};
 use argodrive::store::manifest::{DriveManifest, StoreManifest};
 use argodrive::store::snapshot_file::SnapshotFile;
@@ -59,6 +62,9 @@ pub const ENTRIES: &[Entry] = &[
     ("trace_windows", trace_windows),
     ("trace_routes", trace_routes),
     ("trace_parquet", trace_parquet),
+    ("prefetch_table", prefetch_table),
+    ("cache_heat", cache_heat),
+    ("published_ladders", published_ladders),
     ("snapshot_file", snapshot_file),
     ("snapshot_header", snapshot_header),
     ("fault_rules", fault_rules),
@@ -117,6 +123,7 @@ fn as_text(bytes: &[u8], f: impl FnOnce(&str) -> bool) -> bool {
     std::str::from_utf8(bytes).is_ok_and(f)
 }
 
+const PLAN: &str = include_str!("../corpus/plan/dealt.json");
 const CONFIG: &[u8] = include_bytes!("../../tests/fixtures/oracle/tiny/config.json");
 const RANKS: &[u8] = include_bytes!("../../tests/fixtures/oracle/tiny/tiktoken.model");
 const RANKS_CONFIG: &[u8] = include_bytes!("../../tests/fixtures/oracle/tiny/tokenizer_config.json");
@@ -309,6 +316,19 @@ fn trace_parquet(bytes: &[u8]) -> bool {
     ["reads.parquet", "barriers.parquet", "windows.parquet", "routes.parquet"]
         .map(|name| trace_table(name, bytes))
         .contains(&true)
+}
+
+fn prefetch_table(bytes: &[u8]) -> bool {
+    in_folder(|folder| table_file::read(&put(folder, "table.csv", bytes)).is_ok())
+}
+
+fn cache_heat(bytes: &[u8]) -> bool {
+    let plan = Plan::parse(PLAN).expect("the corpus has a plan");
+    in_folder(|folder| heat_file::load(&put(folder, "heat.csv", bytes), &plan).is_ok())
+}
+
+fn published_ladders(bytes: &[u8]) -> bool {
+    in_folder(|folder| against::load(&put(folder, "ladders.csv", bytes)).is_ok())
 }
 
 fn snapshot_file(bytes: &[u8]) -> bool {

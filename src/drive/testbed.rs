@@ -270,7 +270,14 @@ impl Testbed {
 
 fn take_down(drive: &BedDrive) -> Result<(), TestbedError> {
     // asked of the image, because the machine may have been started anew: a number then belongs to nobody, or to somebody else
-    let devices = devices_of(&drive.image)?;
+    let mut devices = devices_of(&drive.image)?;
+    if let Some(device) = drive.device.as_ref().filter(|_| !drive.image.exists()) {
+        // somebody has deleted the image under its device
+        let back = run("losetup", &["--noheadings".as_ref(), "--output".as_ref(), "BACK-FILE".as_ref(), device]);
+        if back.is_ok_and(|file| file == format!("{} (deleted)", drive.image.display())) {
+            devices.push(device.clone());
+        }
+    }
     for device in &devices {
         // a file system without its end cannot be unmounted cleanly
         set_unplugged(device, false).map_err(at(device))?;

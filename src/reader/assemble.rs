@@ -181,6 +181,7 @@ impl ExpertReader {
             jobs: (0..jobs).map(|_| None).collect(),
             free_jobs: (0..jobs).rev().collect(),
             live_jobs: 0,
+            moves: 0,
             taken: Vec::with_capacity(slots as usize),
             wants: Vec::with_capacity(widest),
             fresh: 0,

@@ -91,7 +91,7 @@ impl ExpertReader {
     /// Asks degraded drives whether they are back, if it is time and demand is all on its way: one read each, of an expert that
     /// this barrier gets elsewhere, so that the barrier does not wait for it. A slow drive is asked when it has nothing else to do:
     /// what its read takes is to say how fast it is.
-    pub(super) fn probe(&mut self, opened: &Opened, experts: &[ExpertId]) {
+    pub(super) fn probe(&mut self, opened: &Opened) {
         if self.avoid == 0 || self.fresh < self.wants.len() || !self.retry.is_empty() || self.is_striped() {
             return;
         }
@@ -107,8 +107,8 @@ impl ExpertReader {
             }
             let well = |d: &DriveId| self.avoid >> d.0 & 1 == 0;
             let elsewhere = |e: ExpertId| self.plan.homes(opened.layer, e).is_some_and(|h| h.iter().any(well));
-            let here = |e: &&ExpertId| lane.opened.locate(opened.layer, **e).is_some() && elsewhere(**e);
-            let Some(&expert) = experts.iter().find(here) else { continue };
+            let here = |e: &ExpertId| lane.opened.locate(opened.layer, *e).is_some() && elsewhere(*e);
+            let Some(expert) = self.wants.iter().map(|w| w.expert).find(here) else { continue };
             let Some(slot) = self.slab.take() else { continue };
             asked |= self.place_probe(opened, drive, expert, slot);
         }

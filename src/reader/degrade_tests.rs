@@ -120,6 +120,32 @@ fn a_drive_that_hangs_costs_one_timeout_and_its_slots_and_no_more() {
 }
 
 #[test]
+fn what_is_asked_again_has_the_whole_timeout_before_it() {
+    let dir = folder();
+    let plan = stage(dir.path(), 2, |_| vec![0, 1]);
+    // The first home fails late, and the second takes longer than what was left then.
+    let faults = "d0: stall 1600ms; d0: short; d1: stall 700ms";
+    let mut reader = with(&plan, faults, |o| (o.read_timeout_ms, o.queue_depth) = (2000, 8));
+    let handle = reader.handle();
+    take_all(&mut reader, LAYERS[0], &all()).unwrap();
+    let seen = handle.counters();
+    assert_eq!((seen.failovers, seen.drives[0].timeouts, seen.drives[1].timeouts), (8, 0, 0));
+    assert_eq!(seen.drives[1].degraded, 0, "it was never silent");
+}
+
+#[test]
+fn a_barrier_in_waves_finds_a_drive_again_too() {
+    let dir = folder();
+    let plan = stage(dir.path(), 2, |_| vec![0, 1]);
+    let mut reader = with(&plan, "d0: vanish @1..9", |o| o.buffer_bytes = 3 * 16_384);
+    let handle = reader.handle();
+    read_until(&mut reader, 4000, |c| c.drives[0].restored == 1);
+    let seen = handle.counters();
+    assert!(seen.waves > seen.barriers && seen.drives[0].good_probes.reads == 3, "{} waves", seen.waves);
+    assert_eq!(handle.free_slots(), seen.slots);
+}
+
+#[test]
 fn hedges_leave_a_hung_drive_its_slots_and_probes_ask_only_for_what_is_elsewhere_too() {
     let dir = folder();
     let plan = stage(dir.path(), 2, |e| if e < 6 { vec![0, 1] } else { vec![0] });

@@ -48,6 +48,8 @@ pub struct ExpertReader {
     pub(super) free_jobs: Vec<u32>,
     /// Jobs that have not been given up.
     pub(super) live_jobs: usize,
+    /// Reads of open barriers that were placed or ended: while it moves, nobody is silent.
+    pub(super) moves: u64,
     /// Parts that wait for the rest of their expert: `places` for each want.
     pub(super) parked: Vec<Option<Slot>>,
     /// Most parts that an expert is read in.
@@ -134,7 +136,7 @@ impl ExpertSource for ExpertReader {
         if issued.is_err() {
             self.close_barrier();
         } else if let Some(opened) = self.open {
-            self.probe(&opened, experts);
+            self.probe(&opened);
             if self.ahead.is_some() {
                 self.guess(&opened, experts);
                 self.issue_ahead();
@@ -265,17 +267,19 @@ impl ExpertReader {
         };
         let mut deadline = None;
         loop {
-            let seen = self.signal.epoch();
+            let (seen, moves) = (self.signal.epoch(), self.moves);
             self.collect()?;
             self.issue()?;
+            // a barrier in waves has all its demand on its way only now
+            self.probe(opened);
             self.issue_ahead();
             if let Some(ready) = self.ready.pop_front() {
                 return Ok(ready);
             }
             blocked_since.get_or_insert_with(|| self.clock.now_ns());
             let hedge_at = self.hedge(opened);
-            if self.limit_wake_ns.is_some() {
-                deadline = None; // what may not go yet is not silent
+            if self.limit_wake_ns.is_some() || self.moves != moves {
+                deadline = None; // neither what may not go yet nor what has just been asked elsewhere is silent
             }
             let until = *deadline.get_or_insert_with(|| Instant::now() + timeout);
             let earlier = [hedge_at, self.limit_wake_ns].into_iter().flatten().map(|ns| self.clock.instant_at(ns));

@@ -4,6 +4,7 @@
 use super::expert_reader::ExpertReader;
 use super::health::Failed;
 use super::jobs::{Part, Retry};
+use super::limit::Asker;
 use super::tally::Opened;
 use crate::source::SourceError;
 use crate::trace::events::{ReadEvent, ReadResult};
@@ -85,6 +86,7 @@ impl ExpertReader {
     pub(super) fn time_out(&mut self, opened: &Opened) -> Result<(), SourceError> {
         let waited_ms = self.options.read_timeout_ms;
         let (whole, mut gave_up, mut lost) = (self.whole(), false, None);
+        let now_ns = self.clock.now_ns();
         for tag in 0..self.jobs.len() {
             let Some(job) = self.jobs[tag].as_mut().filter(|j| j.is_live()) else { continue };
             gave_up = true;
@@ -92,6 +94,9 @@ impl ExpertReader {
             self.live_jobs -= 1;
             let (want, tried, event) = (job.want, job.tried, job.event);
             self.lanes[event.drive.index()].cancel(event.purpose, tag as u64);
+            // It may never end, and must neither count as load nor keep the drive's rate from being learnt.
+            self.in_flight.sub(event.drive.index(), event.bytes);
+            self.rates[event.drive.index()].ended(now_ns, event.bytes, false);
             self.handle.lock().counters.drives[event.drive.index()].timeouts += 1;
             self.blame_for(&event, Failed::Silent);
             let state = &mut self.wants[want as usize];
@@ -144,10 +149,12 @@ impl ExpertReader {
         (0..self.jobs.len()).for_each(|tag| self.give_up(tag, ReadResult::Cancelled));
         let now_ns = self.clock.now_ns();
         for (drive, lane) in self.lanes.iter_mut().enumerate() {
+            lane.limit.iter_mut().for_each(|limit| limit.forget(Asker::Demand));
             // Never handed to the engine, so no completion will come.
             for request in lane.batch.drain(..) {
-                let probe = self.jobs[request.tag as usize].take().is_some_and(|job| job.probe);
-                if probe {
+                let job = self.jobs[request.tag as usize].take();
+                let silent = job.as_ref().is_some_and(|job| job.gave_up == Some(ReadResult::Timeout));
+                if job.is_some_and(|job| job.probe) {
                     self.probing[drive] = false;
                     let probes = &mut self.handle.lock().counters.drives[drive].probes;
                     (probes.reads, probes.bytes) = (probes.reads - 1, probes.bytes - u64::from(request.len));
@@ -155,8 +162,11 @@ impl ExpertReader {
                     lane.demand_out -= 1;
                 }
                 self.free_jobs.push(request.tag as u32);
-                self.in_flight.sub(drive, u64::from(request.len));
-                self.rates[drive].ended(now_ns, u64::from(request.len), false);
+                // what was silent was taken out of the account when its time was over
+                if !silent {
+                    self.in_flight.sub(drive, u64::from(request.len));
+                    self.rates[drive].ended(now_ns, u64::from(request.len), false);
+                }
             }
         }
     }

@@ -62,8 +62,10 @@ impl ExpertReader {
             ReadOutcome::Cancelled => Some(Failure::Os { errno: libc::ECANCELED }),
         };
         let good = failure.is_none() && job.gave_up.is_none();
-        self.in_flight.sub(drive, job.event.bytes);
-        self.rates[drive].ended(completed_ns, job.event.bytes, good);
+        if job.gave_up != Some(ReadResult::Timeout) {
+            self.in_flight.sub(drive, job.event.bytes);
+            self.rates[drive].ended(completed_ns, job.event.bytes, good);
+        }
         if let Some(why) = job.gave_up {
             job.event.result = why;
             self.count(&mut job.event, job.part, None);
@@ -77,6 +79,7 @@ impl ExpertReader {
             return Ok(());
         }
         self.live_jobs -= 1;
+        self.moves += 1;
         match failure {
             None => self.arrive(job, slot),
             Some(failure) => {

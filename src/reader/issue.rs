@@ -202,6 +202,7 @@ impl ExpertReader {
         let queued_ns = self.clock.now_ns();
         self.rates[drive.index()].queued(queued_ns);
         self.live_jobs += 1;
+        self.moves += 1;
         lane.demand_out += 1;
         if lane.ahead.as_ref().is_some_and(|a| a.out > 0) {
             self.governor.behind();

@@ -123,6 +123,11 @@ impl ReadLimit {
         *head = Some(waiting);
     }
 
+    /// The read of `asker` that waited is given up: its tag may soon be another's.
+    pub fn forget(&mut self, asker: Asker) {
+        self.waiting[asker as usize] = None;
+    }
+
     /// The read with `tag` of `asker`, of `bytes`, goes at `now_ns`.
     pub fn goes(&mut self, asker: Asker, tag: u64, bytes: u64, now_ns: u64) {
         if let Some(waited) = self.waiting[asker as usize].take().filter(|w| w.tag == tag) {

@@ -26,7 +26,8 @@ pub fn unseal(text: &str) -> (Cow<'_, str>, Result<(), String>) {
     let tail = end.len().checked_sub(TAIL).and_then(|at| end.get(at..)).and_then(|tail| tail.strip_prefix(KEY));
     let Some(digits) = tail.and_then(|tail| tail.strip_suffix("\"}")) else {
         // with other white space in it, for instance
-        let moved = text.contains("\"check\"");
+        let named = |(at, name): (usize, &str)| text[at + name.len()..].trim_start().starts_with(':');
+        let moved = text.match_indices("\"check\"").any(named);
         return (text.into(), if moved { Err(MISMATCH.to_string()) } else { Ok(()) });
     };
     let body = &end[..end.len() - TAIL];

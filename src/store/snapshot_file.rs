@@ -293,7 +293,9 @@ impl SnapshotFolder {
         let all = list(path)?;
         let next = all.first().map_or(0, |n| n.number.saturating_add(1));
         let own = all.into_iter().filter(|n| n.text == text).map(|n| n.path);
-        let damaged = own.filter(|p| SnapshotFile::open(p).is_err()).collect();
+        // not those of a newer program, nor those that cannot be read at the moment
+        let is_damaged = |p: &PathBuf| matches!(SnapshotFile::open(p), Err(SnapshotError::Damaged { .. }));
+        let damaged = own.filter(is_damaged).collect();
         Ok(Self { path: path.to_path_buf(), text: text.to_string(), next, damaged, _lock: lock })
     }
 
