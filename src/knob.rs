@@ -5,11 +5,11 @@
 //! checks that a run with a lying mechanism is rejected by name. In all others both are constant `false`.
 
 macro_rules! knobs {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
+    ($(#[doc = $about:literal] $variant:ident = $name:literal),* $(,)?) => {
         /// A setting of a run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Knob {
-            $($(#[$doc])* $variant),*
+            $(#[doc = $about] $variant),*
         }
 
         impl Knob {
@@ -21,6 +21,14 @@ macro_rules! knobs {
                 match self {
                     $(Knob::$variant => $name),*
                 }
+            }
+
+            /// What it is, in one line.
+            pub fn about(self) -> &'static str {
+                match self {
+                    $(Knob::$variant => $about),*
+                }
+                .trim()
             }
 
             /// The knob of this name.
@@ -112,8 +120,12 @@ knobs! {
     DraftPolicy = "draft_policy",
     /// When a proposal is kept.
     DraftAccept = "draft_accept",
+    /// Positions that the draft model's attention looks back.
+    DraftWindow = "draft_window",
     /// Most tokens of text.
     MaxContext = "max_context",
+    /// Memory for latent caches, beyond which rows go to a drive.
+    KvRam = "kv_ram_bytes",
     /// Most tokens to generate.
     MaxNew = "max_new",
     /// Randomness of the choice of tokens.

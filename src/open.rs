@@ -2,12 +2,15 @@
 //! build everything through here, so that a run is put together in one way only.
 
 mod draft;
+mod kv;
 mod snapshots;
 
 pub use draft::{DraftError, DraftModel, draft_identity, measure_draft};
-pub use snapshots::{Resumable, SnapshotCounters, SnapshotError, SnapshotWriter};
+pub use kv::{KvLimit, KvPlace, drive_of};
+pub use snapshots::{OtherText, Resumable, SnapshotCounters, SnapshotError, SnapshotWriter};
 
 use crate::clock::Clock;
+use crate::decode::kv::KvTooSmall;
 use crate::decode::sampler::SamplerError;
 use crate::decode::{Batch, DecodeError, Decoder, GuessSource, KernelIsa, Session, SessionOptions, TrunkBlocks};
 use crate::drive::spec::DriveSpec;
@@ -80,6 +83,9 @@ pub enum OpenError {
     /// A snapshot.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// The memory for latent caches.
+    #[error(transparent)]
+    Kv(#[from] KvTooSmall),
     /// Plan and store do not belong together.
     #[error("the plan is for model {plan}, the store {} holds {store}; plan again with this store", folder.display())]
     OtherModel {
@@ -158,24 +164,20 @@ impl Model {
         prefetch: PrefetchPolicy,
         clock: Clock,
     ) -> Result<Session, OpenError> {
-        let options = self.session_options(max_context, max_rows, prefetch, clock);
-        Ok(Session::new(Arc::clone(&self.decoder), options)?)
+        self.bounded_session(max_context, max_rows, prefetch, clock, KvLimit::default())
     }
 
     /// Lanes for `lanes` texts at once, each of at most `max_context` tokens (0 = what the model was made for), of which no
     /// text can become longer than `longest`, so that no lane holds more. The rest is as for a [session](Model::session).
     pub fn batch(
         &self,
-        (max_context, longest): (usize, usize),
+        contexts: (usize, usize),
         max_rows: usize,
         lanes: usize,
         prefetch: PrefetchPolicy,
         clock: Clock,
     ) -> Result<Batch, OpenError> {
-        // A pass over prompts is held to their rows by the request; one over lanes has a row of each.
-        let mut options = self.session_options(max_context, max_rows.max(lanes.saturating_add(1)), prefetch, clock);
-        options.max_context = options.max_context.min(longest);
-        Ok(Batch::new(Arc::clone(&self.decoder), options, lanes)?)
+        self.bounded_batch(contexts, max_rows, lanes, (prefetch, clock), KvLimit::default())
     }
 
     fn session_options(

@@ -137,6 +137,18 @@ pub trait BlockSource: Send {
     fn settle(&mut self);
 }
 
+/// Where blocks of a text's memory go that do not stay in memory, and come from again.
+pub trait BlockStore: BlockSource {
+    /// Keeps `bytes` as block number `block`, whatever it held before. Comes back when they are written.
+    fn put(&mut self, block: usize, bytes: &[u8]) -> Result<(), SourceError>;
+
+    /// The first bytes of block number `block`, as many as `out` has; apart from the blocks that are on their way.
+    fn copy(&self, block: usize, out: &mut [u8]) -> Result<(), SourceError>;
+
+    /// Blocks are asked for by `layer` of pass `step` from now on.
+    fn reads_are_for(&mut self, step: u64, layer: LayerId);
+}
+
 /// Where experts come from. One barrier is open at a time.
 pub trait ExpertSource: Send {
     /// Opens a barrier: `experts` (distinct, any order) of `layer` are now demanded.

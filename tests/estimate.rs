@@ -3,7 +3,8 @@
 
 mod prepared;
 
-use argodrive::decode::memory::SessionBytes;
+use argodrive::decode::Activations;
+use argodrive::decode::memory::{SessionBytes, thread_bytes};
 use argodrive::model::config::ModelConfig;
 use assert_cmd::Command;
 use prepared::{argodrive, folder, has, json_of, outcome, refused, repo};
@@ -38,8 +39,19 @@ fn near(seen: &Value, want: f64, share: f64) {
 fn the_released_geometry_gives_the_published_figures() {
     let dir = folder();
     let two = drives(dir.path(), TWO);
-    let more =
-        ["--context", "8k,128k,1M", "--tokens", "512,8k,4600", "--hit-rate", "50%", "--copy-rate", "1GB/s", "--json"];
+    let more = [
+        "--threads",
+        "4",
+        "--context",
+        "8k,128k,1M",
+        "--tokens",
+        "512,8k,4600",
+        "--hit-rate",
+        "50%",
+        "--copy-rate",
+        "1GB/s",
+        "--json",
+    ];
     let e = json_of(&mut ask(&repo(K3), &two, &more));
     let model = &e["model"];
     for (key, want) in [
@@ -67,6 +79,11 @@ fn the_released_geometry_gives_the_published_figures() {
     assert!((0.5..0.52).contains(&int8), "{int8}: half, scales and what stays beside it");
     let memory = e["memory"].as_array().unwrap();
     let session = |i: usize, key: &str| memory[i]["session"][key].as_u64().unwrap();
+    // what the check before a run counts too: a row of the widest input for each thread
+    let k3 = ModelConfig::parse(&fs::read_to_string(repo(K3)).unwrap()).unwrap();
+    let threads = thread_bytes(&k3, 4, Activations::F32);
+    assert!(threads >= 4 * 7168 * 4 && thread_bytes(&k3, 8, Activations::F32) == 2 * threads, "{threads}");
+    assert!(memory.iter().all(|m| m["thread_bytes"] == threads));
     for (i, tokens) in [(0, 8192u64), (1, 131_072), (2, 1_048_576)] {
         assert_eq!(session(i, "kda_state_bytes"), 434_110_464);
         assert_eq!(session(i, "conv_history_bytes"), 69 * 442_368);
@@ -77,6 +94,7 @@ fn the_released_geometry_gives_the_published_figures() {
             + 69 * 442_368
             + 55_296 * tokens
             + session(i, "working_bytes")
+            + threads
             + 16 * 17_547_264
             + 8_000_000_000;
         assert_eq!(memory[i]["left_bf16_bytes"].as_i64().unwrap(), 128_000_000_000 - taken as i64);
@@ -257,4 +275,18 @@ fn bad_questions_name_what_to_change() {
     // a dense model streams nothing, and that is said
     let table = outcome(&mut ask(&repo("models/argo-mini-draft"), &two, &["--context", "256", "--tokens", "64"])).1;
     has(&table, &["dense", "copying"]);
+}
+
+#[test]
+fn a_latent_cache_beyond_memory_takes_what_it_is_held_to() {
+    let dir = folder();
+    let two = drives(dir.path(), TWO);
+    let e = json_of(&mut ask(&repo(K3), &two, &["--context", "8k,128k", "--kv-ram", "1GiB", "--json"]));
+    let cache = |at: usize| e["memory"][at]["session"]["latent_cache_bytes"].as_u64().unwrap();
+    assert_eq!(cache(0), 24 * 2304 * 8192, "all of it fits");
+    assert!((1 << 30) * 9 / 10 < cache(1) && cache(1) <= 1 << 30, "{}", cache(1));
+    refused(
+        &mut ask(&repo(K3), &two, &["--context", "128k", "--kv-ram", "100KB"]),
+        &["--kv-ram 100000:", "--kv-ram 958464 or more"],
+    );
 }

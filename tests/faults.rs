@@ -32,7 +32,8 @@ fn whatever_a_drive_does_the_tokens_are_the_same_and_the_run_is_marked() {
     let cases: [(&str, &str, &[&str]); 4] = [
         ("blue: eio 20% seed=3", "blue eio", &[]),
         ("blue: short @4..8; amber: flip @3..5", "blue short 4", &["--verify-reads"]),
-        ("coral: stall @9..; blue: slow 3x", "coral stall", &["--read-timeout", "1500"]),
+        // by turns, so that coral has ten reads however the others do
+        ("coral: stall @9..; blue: slow 3x", "coral stall", &["--read-timeout", "1500", "--dispatch", "round-robin"]),
         ("blue: vanish @10..", "blue vanish", &[]),
     ];
     for (faults, met, more) in cases {
@@ -57,6 +58,21 @@ fn whatever_a_drive_does_the_tokens_are_the_same_and_the_run_is_marked() {
         let (_, table, _) = outcome(list.arg(&out));
         has(&table, &["INJECTED FAULTS"]);
     }
+    // A drive that serves no read at all: the layout is not what was measured, which contradicts nothing.
+    let gone = || {
+        let mut command = decode(&drives, &plan);
+        command.args(["--faults", "blue: vanish", "--assert", "--out"]).arg(drives.dir.path().join("results"));
+        command
+    };
+    let (code, said, _) = outcome(&mut gone());
+    let run: Value = serde_json::from_str(&said).unwrap();
+    let (layout, reasons) = (setting(&run, "layout"), run["rejected"].as_array().unwrap());
+    assert_eq!((code, layout["verdict"].as_str(), reasons.len()), (1, Some("unverified"), 1), "{reasons:?}");
+    has(reasons[0].as_str().unwrap(), &["layout: unverified", "blue was lost at its first read"]);
+    assert_eq!(ids(&run["token_ids"]), ids(&plain["token_ids"]));
+    let others = drives.dir.path().join("others.toml");
+    fs::write(&others, "under_test = [\"faults\"]\n").unwrap();
+    json_of(gone().arg("--config").arg(&others)); // it was not the layout that was asked about
     let (code, _, said) = outcome(decode_text(&drives, &plan).args(["--faults", "blue: vanish @10.."]));
     assert_eq!(code, 0, "{said}");
     has(&said, &["(INJECTED FAULTS)", "not a normal result", "blue: vanish @10..", "left alone: it is gone"]);
@@ -86,6 +102,14 @@ fn what_no_other_drive_holds_ends_the_run_with_what_to_do() {
     refused(&mut decode(&drives, &plan), &words);
     refused(decode(&drives, &plan).args(["--faults", "denim: eio"]), &["no drive `denim`", "amber, blue"]);
     refused(decode(&drives, &plan).args(["--resident", "--faults", "amber: eio"]), &["resident"]);
+    // Parts of striped experts lie on one drive each; one read that fails is enough.
+    let plain = Drives::new(2, None);
+    let striped = plain.staged(tiny_store(), "stripe");
+    json_of(&mut decode(&plain, &striped));
+    for (faults, more) in [("blue: vanish @8..", "on no other drive than `blue`"), ("blue: eio @8", "Input/output")] {
+        let words = ["drive `blue`", "experts are striped", "argodrive stage --repair", more];
+        refused(decode(&plain, &striped).args(["--faults", faults]), &words);
+    }
     // Nothing is tuned or promoted on drives that fail on purpose.
     let mut tune = argodrive(["tune", "--prompt-file"]);
     let prompt = drives.dir.path().join("prompt.txt");

@@ -247,6 +247,26 @@ fn case(knob: Knob, folder: &Path) -> Case {
             };
             on_off(drawn(AcceptRule::Standard), drawn(AcceptRule::ExactMatch))
         }
+        Knob::DraftWindow => {
+            let windowed = |window| {
+                drafting(|c| {
+                    c.max_new = 24;
+                    c.draft.speculate = DrafterKind::Model;
+                    c.draft.draft_model = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/argo-mini-draft"));
+                    c.draft.draft_window = window;
+                })
+            };
+            on_off(windowed(8), windowed(0))
+        }
+        Knob::KvRam => {
+            let held = |bytes| {
+                setup(|c| {
+                    c.max_new = 40;
+                    c.kv.kv_ram_bytes = bytes;
+                })
+            };
+            on_off(held(20_000), held(0))
+        }
         Knob::MaxContext => only(setup(|c| {
             c.model.max_context = 40;
             c.max_new = 60;
@@ -358,7 +378,9 @@ impl Bench {
 fn mini(folder: &Path) -> Model {
     let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/argo-mini");
     let store = folder.join("mini");
-    import(&checkpoint, &store, &ImportOptions::default(), &mut |_| {}).unwrap();
+    if !store.exists() {
+        import(&checkpoint, &store, &ImportOptions::default(), &mut |_| {}).unwrap();
+    }
     Model::load(&store, None).unwrap()
 }
 
@@ -384,7 +406,7 @@ fn every_lie_is_found_out_by_name() {
         let isa = case.on.asked.config.model.isa().unwrap();
         bench.model = match knob {
             // the draft model speaks the tokens of argo-mini
-            Knob::DraftAccept => mini(&bench.folder),
+            Knob::DraftAccept | Knob::DraftWindow => mini(&bench.folder),
             _ => Model::load(&bench.folder.join("store"), isa).unwrap(),
         };
         for (what, setup, lie) in

@@ -319,3 +319,22 @@ fn the_first_version_of_the_format_is_read() {
     let plain = json_of(decode(&settings).args(["--kernels", "scalar"]));
     assert_eq!((&run["token_ids"], &run["resumed"]["tokens"]), (&plain["token_ids"], &Value::from(6)));
 }
+
+#[test]
+fn snapshots_of_other_texts_stay_and_are_told_with_how_to_remove_them() {
+    let dir = prepared::folder();
+    let folder = dir.path().to_str().unwrap();
+    let text = |prompt: &'static str| ["--prompt", prompt, "--max-new", "5", "--snapshot-every", "2", "--snapshot-dir"];
+    let first = json_of(decode(&text("one")).arg(folder));
+    assert!(first["snapshots"].get("other_texts").is_none(), "{}", first["snapshots"]);
+    let before: Vec<_> = list(dir.path()).unwrap();
+    assert_eq!(before.len(), KEPT);
+    let second = json_of(decode(&text("two")).arg(folder));
+    let bytes: u64 = before.iter().map(|n| fs::metadata(&n.path).unwrap().len()).sum();
+    let other = serde_json::json!([{"name": before[0].text, "files": KEPT, "bytes": bytes}]);
+    assert_eq!(second["snapshots"]["other_texts"], other);
+    let (code, _, said) = outcome(argodrive(["decode", "--store"]).arg(tiny_store()).args(text("three")).arg(folder));
+    assert_eq!(code, 0, "{said}");
+    has(&said, &["4 snapshots of 2 other texts (", &before[0].text, "-NAME.snapshot"]);
+    assert!(before.iter().all(|n| n.path.exists()), "nobody has removed them");
+}

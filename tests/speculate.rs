@@ -6,6 +6,7 @@ mod common;
 
 use argodrive::clock::Clock;
 use argodrive::decode::generate::{Beside, Generation, Request, StopReason, generate, generate_with};
+use argodrive::decode::kv::KvCounters;
 use argodrive::decode::observe::Route;
 use argodrive::decode::sampler::{Sampler, SamplerOptions};
 use argodrive::decode::speculate::{
@@ -166,6 +167,9 @@ struct Scripted {
 impl Drafter for Scripted {
     fn kind(&self) -> DrafterKind {
         DrafterKind::Ngram
+    }
+    fn caches(&self) -> KvCounters {
+        KvCounters::default()
     }
     fn begin(&mut self, _: &[u32], _: usize) -> Result<(), SpeculateError> {
         self.at = 0;

@@ -221,7 +221,7 @@ fn impossible_requests_are_refused_with_advice() {
 
     let lock = fs::File::open(&drives.specs[1].path).unwrap();
     lock.try_lock().unwrap();
-    let own = format!("(pid {})", std::process::id());
+    let own = format!("(pid {}, `", std::process::id());
     refused(&mut stage(&plan), &["drive blue", "another `argodrive stage`", &own]);
     drop(lock);
     stage(&plan).assert().success();

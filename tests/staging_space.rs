@@ -341,7 +341,7 @@ fn freeing_waits_for_runs_that_read_and_writers_keep_each_other_out() {
     let drives = Drives::new(2, None);
     let mirror = drives.staged(tiny_store(), "full-mirror");
     let dealt = drives.plan(tiny_store(), "round-robin");
-    let own = format!("(pid {})", std::process::id());
+    let own = format!("(pid {}, `", std::process::id());
     let plan = Plan::parse(&fs::read_to_string(&dealt).unwrap()).unwrap();
     let mounts = argodrive::reader::mounts_of(&plan, Some(&drives.specs)).unwrap();
     let reading =

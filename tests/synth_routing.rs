@@ -42,7 +42,7 @@ fn a_skew_comes_out_of_real_decode() {
     let plain = dir.path().join("plain");
     synth(&plain, &small(), &mut |_| {}).unwrap();
     let asked = Routing::zipf(&small().config().unwrap(), 1.2, 1);
-    let random = check(&plain, &asked, 500).unwrap();
+    let random = check(&plain, &asked, 500, &mut |_| {}).unwrap();
     assert!(random.mean(|l| l.total_variation) > 0.25 && random.mean(|l| l.rank_correlation) < 0.5, "{random:?}");
     // ...and the hottest expert is not the same one in every layer
     let hottest = |layer: usize| {
@@ -95,7 +95,7 @@ fn heat_and_what_was_asked_for_together_come_out_of_real_decode() {
     alone.layers.values_mut().for_each(|l| l.rows.clear());
     let to = dir.path().join("alone");
     synth_routed(&to, &small(), Some(&alone), &mut |_| {}).unwrap();
-    let checked = check(&to, &asked, 800).unwrap();
+    let checked = check(&to, &asked, 800, &mut |_| {}).unwrap();
     assert!(checked.together().unwrap() < 0.4, "{checked:?}");
 
     let (code, table, stderr) =

@@ -2,10 +2,10 @@
 //! on top. No environment variables. A key that does not exist is an error that names it and the nearest one that does.
 
 use super::experiment::merge;
+use super::kv::{self, KvOptions};
 pub use super::model_options::{ModelOptions, OF_DRAFTS};
 use super::model_options::{check_draft, idle_draft};
-pub use super::nearest::nearest;
-pub(super) use super::nearest::with_nearest;
+pub use super::nearest::{nearest, with_nearest};
 use super::profile::take_tuned;
 use super::snapshots::{self, SnapshotOptions};
 use crate::decode::SpeculateOptions;
@@ -130,6 +130,8 @@ pub struct RunConfig {
     pub draft: SpeculateOptions,
     /// When the text is kept, and whether one goes on.
     pub snapshot: SnapshotOptions,
+    /// How much memory latent caches may take.
+    pub kv: KvOptions,
     /// How experts are read.
     pub reader: ReaderOptions,
 }
@@ -154,6 +156,7 @@ impl Default for RunConfig {
             model: ModelOptions::default(),
             draft: SpeculateOptions::default(),
             snapshot: SnapshotOptions::default(),
+            kv: KvOptions::default(),
             reader: ReaderOptions::default(),
         }
     }
@@ -332,6 +335,7 @@ impl RunConfig {
         self.model.isa()?;
         check_draft(self)?;
         snapshots::check(self)?;
+        kv::check(self)?;
         self.reader.check().map_err(|e| ConfigError::Contradiction(e.to_string()))
     }
 

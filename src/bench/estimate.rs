@@ -166,8 +166,9 @@ pub struct Estimate {
 pub fn estimate(q: &Question<'_>) -> Result<Estimate, EstimateError> {
     let model = ModelBytes::of(q.config).map_err(EstimateError::Question)?;
     let fit = |&context: &usize| MemoryFit::of(q.config, &model, &q.memory, context);
+    let memory = q.contexts.iter().map(fit).collect::<Result<_, _>>();
     let mut out = Estimate {
-        memory: q.contexts.iter().map(fit).collect(),
+        memory: memory.map_err(|e| EstimateError::Question(e.to_string()))?,
         policy: None,
         rates: RateSource::Unknown,
         emulated: q.specs.iter().any(|s| s.emulate.is_some()),

@@ -1,7 +1,9 @@
 //! What a model takes, from its configuration alone: bytes of the trunk and of the experts, and how they fit into memory.
 //! Every size comes from the code that stores, loads or allocates it; no weight is needed.
 
-use crate::decode::memory::SessionBytes;
+use crate::decode::kv::KvTooSmall;
+use crate::decode::memory::{SessionBytes, thread_bytes};
+use crate::decode::{Activations, KvPlan};
 use crate::ids::LayerId;
 use crate::io::Slab;
 use crate::model::config::ModelConfig;
@@ -118,6 +120,10 @@ pub struct MemoryAsked {
     pub max_rows: usize,
     /// Drives: each needs a slot of its own.
     pub drives: u32,
+    /// Threads that compute: each has working space of its own.
+    pub threads: usize,
+    /// Bytes of the latent cache that are resident at most; 0 = all of it.
+    pub kv_ram_bytes: u64,
 }
 
 /// Memory for one context length.
@@ -127,6 +133,8 @@ pub struct MemoryFit {
     pub context: usize,
     /// States, cache and working memory of the session.
     pub session: SessionBytes,
+    /// Working space of the threads that compute.
+    pub thread_bytes: u64,
     /// Slots that the widest barrier of a generated token needs.
     pub barrier_slots: u32,
     /// Their bytes: the slab without a cache.
@@ -143,15 +151,26 @@ pub struct MemoryFit {
 
 impl MemoryFit {
     /// How `config` fits into memory with a text of at most `context` tokens.
-    pub fn of(config: &ModelConfig, bytes: &ModelBytes, asked: &MemoryAsked, context: usize) -> Self {
-        let session = SessionBytes::of(config, context, asked.max_rows.min(context));
+    pub fn of(
+        config: &ModelConfig,
+        bytes: &ModelBytes,
+        asked: &MemoryAsked,
+        context: usize,
+    ) -> Result<Self, KvTooSmall> {
+        let plan = match asked.kv_ram_bytes {
+            0 => None,
+            bytes => KvPlan::of(config, 1, context, 0, bytes)?,
+        };
+        let session = SessionBytes::of(config, context, asked.max_rows.min(context)).with_kv(plan.as_ref());
+        // The same functions that the check before a run asks.
+        let thread_bytes = thread_bytes(config, asked.threads, Activations::F32);
         let barrier_slots = bytes.top_k.max(asked.drives).max(1);
         let slab_bytes = match bytes.expert_count {
             0 => 0,
             _ => u64::from(barrier_slots).saturating_mul(bytes.slot_bytes),
         };
         let left = |trunk: u64| {
-            let taken = [trunk, session.total_bytes(), slab_bytes, asked.reserve_bytes];
+            let taken = [trunk, session.total_bytes(), thread_bytes, slab_bytes, asked.reserve_bytes];
             let taken = taken.into_iter().fold(0u64, u64::saturating_add);
             i64::try_from(i128::from(asked.ram_bytes) - i128::from(taken)).unwrap_or(i64::MIN)
         };
@@ -160,15 +179,16 @@ impl MemoryFit {
             slots.min(bytes.expert_count)
         };
         let (left_bf16_bytes, left_int8_bytes) = (left(bytes.trunk_bf16_bytes), left(bytes.trunk_int8_bytes));
-        Self {
+        Ok(Self {
             context,
             session,
+            thread_bytes,
             barrier_slots,
             slab_bytes,
             left_bf16_bytes,
             cached_bf16: kept(left_bf16_bytes),
             left_int8_bytes,
             cached_int8: kept(left_int8_bytes),
-        }
+        })
     }
 }

@@ -2,11 +2,12 @@
 //! gives a verdict. The configuration is taken apart exhaustively here, so a knob without evidence does not compile.
 
 use super::config::{ModelOptions, RunConfig};
+use super::kv::KvOptions;
 use super::seen::Seen;
 use super::snapshots::SnapshotOptions;
 use super::{
     evidence_ahead as ahead, evidence_decode as decode, evidence_draft as draft, evidence_faults as faulty,
-    evidence_reader as reader, evidence_snapshot as snapshot, evidence_trunk,
+    evidence_kv, evidence_reader as reader, evidence_snapshot as snapshot, evidence_trunk,
 };
 use crate::decode::SpeculateOptions;
 use crate::decode::sampler::SamplerOptions;
@@ -88,6 +89,7 @@ pub fn judge(
                 draft_depth,
                 draft_policy,
                 draft_accept,
+                draft_window,
             },
         snapshot:
             SnapshotOptions {
@@ -95,6 +97,10 @@ pub fn judge(
                 snapshot_dir: _, // where its files go, in the record
                 resume,
             },
+        kv: KvOptions {
+            kv_ram_bytes,
+            kv_dir: _, // where its file is, in the record
+        },
         reader:
             ReaderOptions {
                 engine,
@@ -172,7 +178,9 @@ pub fn judge(
             Knob::DraftDepth => draft::depth(case, *draft_depth, drafting),
             Knob::DraftPolicy => draft::policy(case, *draft_policy, drafting),
             Knob::DraftAccept => draft::accept(case, *draft_accept, *temperature, drafting),
+            Knob::DraftWindow => evidence_kv::window(case, *draft_window),
             Knob::MaxContext => decode::max_context(case, *max_context),
+            Knob::KvRam => evidence_kv::ram(case, *kv_ram_bytes),
             Knob::MaxNew => decode::max_new(case, *max_new),
             Knob::Temperature => decode::temperature(case, *temperature),
             Knob::TopP => decode::top_p(case, *top_p),

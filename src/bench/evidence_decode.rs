@@ -216,7 +216,7 @@ pub(super) fn special(case: &Case<'_>, asked: bool) -> Judged {
 /// written).
 pub(super) fn trace(case: &Case<'_>, asked: bool) -> Judged {
     let (verdict, seen) = match (asked, case.seen.traced) {
-        (true, Some(Traced { reads: reads @ 1.., barriers: barriers @ 1.., routes: routes @ 1.. })) => {
+        (true, Some(Traced { reads: reads @ 1.., barriers: barriers @ 1.., routes: routes @ 1.., .. })) => {
             (Verdict::Proved, format!("{reads} reads, {barriers} barriers, {routes} routes written"))
         }
         (true, _) => (Verdict::Contradicted, "nothing was written".into()),

@@ -26,7 +26,8 @@ fn names(counters: &ReaderCounters, pick: impl Fn(usize) -> bool) -> Vec<&str> {
     counters.drives.iter().enumerate().filter(|(i, _)| pick(*i)).map(|(_, d)| d.name.as_str()).collect()
 }
 
-/// Every drive of the plan served reads, and none that the plan does not place experts on.
+/// Every drive of the plan served reads, and none that the plan does not place experts on. A drive that was asked and gave nothing, as
+/// is on record, leaves open whether the layout was what was measured.
 pub(super) fn layout(case: &Case<'_>) -> Judged {
     let Some((plan, _)) = case.streamed else { return unseen("no plan") };
     let asked = format!("{} over {} drives", plan.planner, plan.drives.len());
@@ -35,7 +36,8 @@ pub(super) fn layout(case: &Case<'_>) -> Judged {
     };
     let holds = |i: usize| plan.pieces_on(DriveId(i as u8)).next().is_some();
     let read = |i: usize| counters.drives.get(i).is_some_and(|d| d.reads > 0);
-    let idle = names(counters, |i| holds(i) && !read(i));
+    let idle: Vec<&DriveCounters> =
+        counters.drives.iter().enumerate().filter(|(i, _)| holds(*i) && !read(*i)).map(|(_, d)| d).collect();
     let astray = names(counters, |i| !holds(i) && read(i));
     if counters.drives.iter().all(|d| d.reads == 0) {
         return (asked, Verdict::Contradicted, "no drive served a read".into());
@@ -43,8 +45,19 @@ pub(super) fn layout(case: &Case<'_>) -> Judged {
     if !astray.is_empty() {
         return (asked, Verdict::Contradicted, format!("{} served reads without holding experts", astray.join(", ")));
     }
+    let (lost, idle): (Vec<&DriveCounters>, Vec<&DriveCounters>) =
+        idle.into_iter().partition(|d| d.errors + d.timeouts > 0);
     if !idle.is_empty() {
+        let idle: Vec<&str> = idle.iter().map(|d| d.name.as_str()).collect();
         return (asked, Verdict::Contradicted, format!("{} served no read", idle.join(", ")));
+    }
+    if !lost.is_empty() {
+        let failed = |d: &&DriveCounters| match d.degraded {
+            0 => format!("{}: every read of it failed", d.name),
+            _ => format!("{} was lost at its first read", d.name),
+        };
+        let lost: Vec<String> = lost.iter().map(failed).collect();
+        return (asked, Verdict::Unverified, format!("{} (see `trouble`)", lost.join(", ")));
     }
     let shares: Vec<String> = counters.drives.iter().map(|d| format!("{} {}", d.name, d.reads)).collect();
     if let Shape::Stripe { .. } = plan.shape {

@@ -4,6 +4,7 @@
 use super::config::RunConfig;
 use super::guards::available_bytes;
 use crate::decode::Activations;
+use crate::decode::kv::{KvPlan, KvTooSmall};
 use crate::decode::memory::{SessionBytes, thread_bytes};
 use crate::decode::snapshot::snapshot_bytes;
 use crate::decode::speculate::DrafterKind;
@@ -26,6 +27,8 @@ pub struct RunBytes {
     pub trunk_bytes: u64,
     /// The copy of a text's state that is being written as a snapshot.
     pub snapshot_bytes: u64,
+    /// The copy of a text's states that another text may go on from.
+    pub mark_bytes: u64,
 }
 
 /// What a run takes beside its session and experts.
@@ -35,6 +38,8 @@ pub struct Extra<'a> {
     pub draft: Option<DraftSize<'a>>,
     /// Buffers of a streamed trunk.
     pub trunk_bytes: u64,
+    /// A copy of the text's states is kept, for another text to go on from.
+    pub marks: bool,
 }
 
 /// The draft model of a run: geometry, and bytes of its weights.
@@ -78,12 +83,14 @@ impl RunBytes {
         let text = load.longest.saturating_add(config.max_new).min(longest).max(1);
         let verify_rows = config.draft.rows();
         let session = SessionBytes::of_lanes(model, text, load.rows.max(load.lanes).max(verify_rows), load.lanes)
-            .with_verify(model, verify_rows);
+            .with_verify(model, verify_rows)
+            .with_kv(kv_plan(model, config, load.lanes, text).ok().flatten().as_ref());
         let threads = config.model.compute_threads();
         let thread_bytes_of = |model, activations| thread_bytes(model, threads, activations);
         // The draft model's state is put back from a copy, so it is there twice. Its activations stay exact.
         let draft_bytes = extra.draft.map_or(0, |d| {
-            let own = SessionBytes::of(d.config, text.min(d.config.max_position_embeddings), load.rows.max(1));
+            let own = SessionBytes::of(d.config, text.min(d.config.max_position_embeddings), load.rows.max(1))
+                .with_window(d.config, config.draft.draft_window);
             let copy = own.kda_state_bytes.saturating_add(own.conv_history_bytes);
             let parts = [d.trunk_bytes, own.total_bytes(), copy, thread_bytes_of(d.config, Activations::F32)];
             parts.into_iter().fold(0, u64::saturating_add)
@@ -106,6 +113,10 @@ impl RunBytes {
             draft_bytes,
             trunk_bytes: extra.trunk_bytes,
             snapshot_bytes,
+            mark_bytes: match extra.marks {
+                true => session.kda_state_bytes.saturating_add(session.conv_history_bytes),
+                false => 0,
+            },
         }
     }
 
@@ -118,13 +129,38 @@ impl RunBytes {
             self.draft_bytes,
             self.trunk_bytes,
             self.snapshot_bytes,
+            self.mark_bytes,
         ];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
+/// How latent caches of texts of at most `tokens` tokens are cut by `--kv-ram`; `None` where they are whole.
+fn kv_plan(model: &ModelConfig, config: &RunConfig, lanes: usize, tokens: usize) -> Result<Option<KvPlan>, KvTooSmall> {
+    match config.kv.kv_ram_bytes {
+        0 => Ok(None),
+        bytes => KvPlan::of(model, lanes, tokens, config.draft.rows(), bytes),
+    }
+}
+
 /// The same for a run on a loaded model: its draft model is measured too.
 pub fn check_run(model: &Model, config: &RunConfig, prompts: &[usize]) -> Result<(), String> {
+    check_loaded(model, config, prompts, false)
+}
+
+/// The same for a text that later ones may go on from.
+pub fn check_turn(model: &Model, config: &RunConfig, prompt: usize) -> Result<(), String> {
+    check_loaded(model, config, &[prompt], true)
+}
+
+fn check_loaded(model: &Model, config: &RunConfig, prompts: &[usize], marks: bool) -> Result<(), String> {
+    let cfg = model.decoder.config();
+    let context = match (config.model.max_context, config.prompts.is_some()) {
+        (_, true) => prompts.iter().max().unwrap_or(&0).saturating_add(config.max_new),
+        (0, false) => cfg.max_position_embeddings,
+        (context, false) => context,
+    };
+    kv_plan(cfg, config, config.model.parallel, context).map_err(|e| e.to_string())?;
     let draft = match (config.draft.speculate, &config.draft.draft_model) {
         (DrafterKind::Model, Some(folder)) => {
             Some(measure_draft(folder).map_err(|e| format!("--draft-model {}: {e}", folder.display()))?)
@@ -134,7 +170,7 @@ pub fn check_run(model: &Model, config: &RunConfig, prompts: &[usize]) -> Result
     let draft = draft.as_ref().map(|(config, trunk_bytes)| DraftSize { config, trunk_bytes: *trunk_bytes });
     // two buffers, of which one is used while the other is filled
     let trunk_bytes = model.decoder.blocks().map_or(0, |b| b.largest_bytes().saturating_mul(2));
-    check(model.decoder.config(), Extra { draft, trunk_bytes }, config, prompts)
+    check(model.decoder.config(), Extra { draft, trunk_bytes, marks }, config, prompts)
 }
 
 /// Says what is too large and what would fit, or nothing where the system does not tell how much memory there is. `prompts`
@@ -162,7 +198,7 @@ fn check_against(
         lanes => format!("{lanes} texts at once, the longest prompt of {} tokens,", load.longest),
     };
     let said = format!(
-        "{texts} in passes of {} takes {} MiB, experts {} MiB and working space of threads {} MiB{}{}{}; {} MiB can be had",
+        "{texts} in passes of {} takes {} MiB, experts {} MiB and working space of threads {} MiB{}{}{}{}; {} MiB can be had",
         load.rows,
         mib(needed.session_bytes),
         mib(needed.expert_bytes),
@@ -180,6 +216,10 @@ fn check_against(
         match needed.snapshot_bytes {
             0 => String::new(),
             bytes => format!(", a copy for snapshots {} MiB", mib(bytes)),
+        },
+        match needed.mark_bytes {
+            0 => String::new(),
+            bytes => format!(", a copy for the next text {} MiB", mib(bytes)),
         },
         mib(available)
     );
@@ -246,14 +286,14 @@ mod tests {
         (drafting.draft.speculate, drafting.draft.draft_depth) = (DrafterKind::Model, 8);
         let size = DraftSize { config: &model, trunk_bytes: 1 << 30 };
         let load = Load { lanes: 1, longest: 1000, rows: 1000 };
-        let with = RunBytes::of(&model, Extra { draft: Some(size), trunk_bytes: 0 }, &drafting, load);
+        let with = RunBytes::of(&model, Extra { draft: Some(size), ..Extra::default() }, &drafting, load);
         let without = RunBytes::of(&model, Extra::default(), &config, load);
         // 9 KDA layers; of 9 rows three vectors of the recurrence and of the convolutions, and a number for each head; logits
         let vocab = model.vocab_size as u64;
         assert_eq!(with.session_bytes - without.session_bytes, 4 * (9 * 9 * (6 * 256 + 4) + 64 * 64 + 64 + 9 * vocab));
         assert!(with.draft_bytes > (1 << 30) + without.session_bytes);
-        let says =
-            check_against(&model, Extra { draft: Some(size), trunk_bytes: 0 }, &drafting, load, 1 << 29).unwrap_err();
+        let says = check_against(&model, Extra { draft: Some(size), ..Extra::default() }, &drafting, load, 1 << 29)
+            .unwrap_err();
         assert!(says.contains("the draft model"), "{says}");
     }
 

@@ -69,7 +69,7 @@ impl ModelOptions {
 }
 
 /// Knobs of drafting that do nothing without a drafter.
-pub const OF_DRAFTS: [Knob; 3] = [Knob::DraftDepth, Knob::DraftPolicy, Knob::DraftAccept];
+pub const OF_DRAFTS: [Knob; 4] = [Knob::DraftDepth, Knob::DraftPolicy, Knob::DraftAccept, Knob::DraftWindow];
 
 /// Settings of drafting that cannot go together, or with the rest.
 pub(super) fn check_draft(config: &RunConfig) -> Result<(), ConfigError> {

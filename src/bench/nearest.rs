@@ -1,14 +1,16 @@
 //! Misspelt names: which known one was probably meant. Pure.
 
-/// Adds "did you mean" to serde's message about an unknown key.
-pub(super) fn with_nearest(message: &str) -> String {
-    let Some((_, rest)) = message.split_once("unknown field `") else { return message.trim_end().to_string() };
+/// Adds "did you mean" to serde's message about an unknown key or an unknown word for a setting.
+pub fn with_nearest(message: &str) -> String {
+    let message = message.trim_end().replace("\nin `", " in `");
+    let rest = ["unknown field `", "unknown variant `"].iter().find_map(|what| message.split_once(what));
+    let Some((_, rest)) = rest else { return message };
     let mut quoted = rest.split('`');
     let unknown = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
     match nearest(unknown, &known) {
-        Some(best) => format!("{}; did you mean `{best}`?", message.trim_end()),
-        None => message.trim_end().to_string(),
+        Some(best) => format!("{message}; did you mean `{best}`?"),
+        None => message,
     }
 }
 

@@ -6,6 +6,7 @@ use super::config::RunConfig;
 use super::environment::Environment;
 use super::evidence::Evidence;
 use super::guards::Guard;
+use super::kv::KvRecord;
 use super::reference::ReferenceRecord;
 use super::seen::TrunkSeen;
 use super::snapshots::{ResumeRecord, SnapshotRecord};
@@ -219,6 +220,9 @@ pub struct RunRecord {
     /// What snapshots took; `None` when none were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotRecord>,
+    /// The KV tier; `None` when latent caches might take what they needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvRecord>,
     /// Tokens generated, those before it went on included.
     pub generated_tokens: usize,
     /// Hash of the generated ids.

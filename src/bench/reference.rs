@@ -1,8 +1,9 @@
 //! The all-resident reference arm: the same prompt, settings and seed once more with every expert in memory. Its tokens
 //! must be those of the run, and its time is what decoding costs without any drive.
 
-use super::config::ConfigError;
+use super::config::{ConfigError, RunConfig};
 use super::guards::available_bytes;
+use super::kv::KvOptions;
 use super::run::{RunError, RunSpec};
 use super::texts::Texts;
 use crate::clock::Clock;
@@ -61,7 +62,8 @@ pub(super) fn run(
     tokens: &str,
     keep_going: &dyn Fn() -> bool,
 ) -> Result<Option<ReferenceRecord>, RunError> {
-    let config = &spec.asked.config;
+    // latent caches too are in memory
+    let config = &RunConfig { kv: KvOptions::default(), ..spec.asked.config.clone() };
     let mut memory = model.resident()?;
     let resident_bytes = memory.resident_bytes();
     let mut texts = Texts::new(model, config, spec.prompts, PrefetchPolicy::None, Clock::start())?;

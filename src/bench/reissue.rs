@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Settings that have nothing to act on here: nothing is decoded, and the trace is not a choice.
-const WITHOUT_EFFECT: [Knob; 23] = [
+const WITHOUT_EFFECT: [Knob; 25] = [
     Knob::Resident,
     Knob::Kernels,
     Knob::Activations,
@@ -39,7 +39,9 @@ const WITHOUT_EFFECT: [Knob; 23] = [
     Knob::DraftDepth,
     Knob::DraftPolicy,
     Knob::DraftAccept,
+    Knob::DraftWindow,
     Knob::MaxContext,
+    Knob::KvRam,
     Knob::MaxNew,
     Knob::Temperature,
     Knob::TopP,

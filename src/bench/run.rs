@@ -8,6 +8,7 @@ use super::environment;
 use super::evidence::{judge, objections};
 use super::guards::{GuardVerdict, RunFacts, Watch};
 use super::inputs;
+use super::kv::{self, KvRecord, KvSeen};
 use super::record::{RECORD_VERSION, RunRecord, TrunkRecord, utc_now};
 use super::reference;
 use super::reissue::trouble_faults;
@@ -29,6 +30,7 @@ use crate::knob::{self, Knob};
 use crate::layout::plan::{Plan, PlanError};
 use crate::model::config::ModelConfig;
 use crate::open::{Model, NoExperts, OpenError};
+use crate::reader::kv_file::KvHandle;
 use crate::reader::{PrefetchPolicy, ReaderCounters, ReaderHandle, ReaderOptions};
 use crate::replay::{ReplayError, measured};
 use crate::trace::log::{self, TraceBuffer, TraceError, TraceHeader, TraceRate};
@@ -146,11 +148,10 @@ pub fn run_texts(
     let forms = model.decoder.activation_counts();
     let mut texts = Texts::new(model, config, spec.prompts, config.reader.prefetch, clock)?;
     texts.speculate(model, config, draft.as_ref())?;
-    texts.resume(model, config, spec.prompts)?;
     texts.keep(model, config, spec.prompts)?;
-    let mut tap = None;
+    let (mut tap, mut kv) = (None, None);
     let monitor = start_monitor(spec, clock)?;
-    let (generated, handle) = decode(model, spec, (&mut texts, &placed), (&mut seen, &mut tap), on_token)?;
+    let (generated, handle) = decode(model, spec, (&mut texts, &placed), (&mut seen, &mut tap, &mut kv), on_token)?;
     let generation = &generated.generation;
     let windows = monitor.map(RunMonitor::finish);
     seen.sampled = windows.as_ref().map(RunWindows::unwritten);
@@ -159,7 +160,8 @@ pub fn run_texts(
     seen.residency = before.zip(after);
     texts.tell(&generated, &mut seen);
     let set = texts.record(&generated);
-    texts.settle_trunk();
+    texts.settle();
+    seen.kv = KvSeen { passes: texts.kv().counters(), file: kv.as_ref().map(KvHandle::counters) };
     let trunk = TrunkSeen::of(&model.decoder, texts.trunk(), texts.counters());
     seen.trunk = Some(trunk);
     // The model is shared between runs; only this run's products count.
@@ -171,13 +173,13 @@ pub fn run_texts(
     let rates = counters.as_ref().map(|c| measured::rates(c, &config.reader.rates, trace.as_ref())).unwrap_or_default();
     let mut rejected = Vec::new();
     if let (Some(handle), Some(trace)) = (&handle, &mut trace) {
-        let written =
-            Written { tap: tap.as_ref(), rates: &rates, decode_ns: generation.decode_ns(), windows: windows.as_ref() };
+        let (decode_ns, windows) = (generation.decode_ns(), windows.as_ref());
+        let written = Written { tap: tap.as_ref(), kv: kv.as_ref(), rates: &rates, decode_ns, windows };
         write_trace(model, spec, handle, trace, &written, (&mut seen, &mut rejected))?;
     }
-    // without a reader all would count as compute, waits for a streamed trunk too
+    // without a reader all would count as compute, waits for a streamed trunk or latent rows too
     let verdict = verdict(generation, handle.as_ref(), trace.as_ref(), &rates)
-        .filter(|_| handle.is_some() || trunk.blocks.is_none());
+        .filter(|_| handle.is_some() || (trunk.blocks.is_none() && kv.is_none()));
     let hash = generated.token_hash();
     // What was read for nothing came from the drives too.
     let read_bytes: u64 = counters
@@ -185,7 +187,7 @@ pub fn run_texts(
         .flat_map(|c| &c.drives)
         .map(|d| d.read_bytes + d.prefetch.wasted.bytes + d.good_probes.bytes)
         .sum();
-    let read_bytes = read_bytes + trunk_bytes_of(model, spec, &trunk);
+    let read_bytes = read_bytes + trunk_bytes_of(model, spec, &trunk) + kv::bytes_of(spec, kv.as_ref());
     let guards = watch.finish(&RunFacts {
         streamed: spec.streamed.filter(|_| counters.is_some()),
         read_bytes,
@@ -200,6 +202,7 @@ pub fn run_texts(
     }
     seen.reader = counters;
     seen.generation = Some(generation.clone());
+    let texts_plan = texts.kv().plan().copied();
     drop(texts); // the reference arm has one of its own
     let asked = (config.reference && !knob::skipped(Knob::Reference)) || knob::forced(Knob::Reference);
     if asked && generation.stopped != StopReason::Interrupted {
@@ -229,6 +232,7 @@ pub fn run_texts(
             .snapshots
             .as_ref()
             .map(|c| SnapshotRecord::of(config.snapshot.folder(&model.folder), c, generation.decode_ns())),
+        kv: KvRecord::of_run(config, &seen.kv, (texts_plan, kv.as_ref()), generation),
         generated_tokens: generation.token_ids.len(),
         token_hash: hash,
         io_wait_share: generation.io_wait_share(),
@@ -277,14 +281,24 @@ fn decode(
     model: &Model,
     spec: &RunSpec<'_>,
     (texts, placed): (&mut Texts, &Placed<'_>),
-    (seen, tap): (&mut Seen, &mut Option<RouteTap>),
+    (seen, tap, kv): (&mut Seen, &mut Option<RouteTap>, &mut Option<KvHandle>),
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<(Generated, Option<ReaderHandle>), RunError> {
     let config = &spec.asked.config;
     let what = (model, config, spec.prompts);
-    let stream = |texts: &mut Texts, pace| placed.reading(|| texts.stream_trunk(model, config, pace));
+    let traced = config.trace.is_some() && !knob::skipped(Knob::Trace);
+    // Opens what passes read beside experts, and goes on from a snapshot; gives the threads that read.
+    let mut begin = |texts: &mut Texts, reader: Option<(&ReaderHandle, &[DriveSpec])>| -> Result<_, RunError> {
+        let pace = reader.and_then(|(handle, mounts)| handle.pace(model.own_drive(mounts)?));
+        let mut threads = placed.reading(|| texts.stream_trunk(model, config, pace))?;
+        let keep_reads = traced && reader.is_some();
+        *kv = placed.reading(|| texts.open_kv(model, config, spec.prompts, keep_reads, reader))?;
+        threads.extend(texts.kv().threads());
+        texts.resume(model, config, spec.prompts)?;
+        Ok(threads)
+    };
     if !model.has_experts() {
-        let threads = stream(texts, None)?;
+        let threads = begin(texts, None)?;
         let generated = texts.generate(what, &mut NoExperts, on_token, None)?;
         see_threads(model, placed, &threads, seen);
         return Ok((generated, None));
@@ -299,7 +313,6 @@ fn decode(
         Some((plan, mounts)) => {
             let mut options = config.reader.clone();
             options.stage_arguments = stage_arguments(config);
-            let traced = config.trace.is_some() && !knob::skipped(Knob::Trace);
             if config.model.parallel > 1 {
                 // A pass that extends the texts asks each layer for so many at most; it must not come in waves.
                 let top_k = model.decoder.config().moe.as_ref().map_or(0, |m| m.top_k);
@@ -312,7 +325,7 @@ fn decode(
             }
             let mut reader = placed.reading(|| model.reader(plan, mounts, &options, texts.clock()))?;
             let handle = reader.handle();
-            let mut threads = stream(texts, model.own_drive(mounts).and_then(|drive| handle.pace(drive)))?;
+            let mut threads = begin(texts, Some((&handle, mounts)))?;
             threads.extend(handle.threads());
             let observer = tap.as_mut().map(|t| t as &mut dyn Observer);
             let mut at_first = None;
@@ -333,7 +346,7 @@ fn decode(
         }
         None => {
             let mut memory = model.resident()?;
-            let threads = stream(texts, None)?;
+            let threads = begin(texts, None)?;
             let generated = texts.generate(what, &mut memory, on_token, None)?;
             see_threads(model, placed, &threads, seen);
             seen.resident_leases = memory.leases();
@@ -410,6 +423,7 @@ fn start_monitor(spec: &RunSpec<'_>, clock: Clock) -> Result<Option<RunMonitor>,
 /// What goes into a trace folder beside the reader's own rows.
 struct Written<'a> {
     tap: Option<&'a RouteTap>,
+    kv: Option<&'a KvHandle>,
     rates: &'a [TraceRate],
     decode_ns: u64,
     windows: Option<&'a RunWindows>,
@@ -429,7 +443,8 @@ fn write_trace(
     }
     let tap = written.tap;
     let routes = tap.map_or(0, |t| t.routes.rows().len() as u64);
-    seen.traced = Some(Traced { reads: trace.reads().len() as u64, barriers: trace.barriers().len() as u64, routes });
+    let (reads, barriers) = (trace.reads().len() as u64, trace.barriers().len() as u64);
+    seen.traced = Some(Traced { reads, barriers, routes, kv_reads: 0 });
     if let Err(e) = trace.check_complete().and_then(|()| tap.map_or(Ok(()), |t| t.routes.check_complete())) {
         rejected.push(e.to_string());
         return Ok(());
@@ -438,12 +453,15 @@ fn write_trace(
     if let Some((plan, _)) = spec.streamed {
         measured::fill_bounds(trace, plan, handle.drives(), written.rates)?;
     }
+    let (kv_drive, kv_reads) = kv::add_to_trace(trace, written.kv, handle.drives())?;
+    seen.traced = seen.traced.map(|traced| Traced { kv_reads, ..traced });
+    let drives = handle.drives().iter().cloned().chain(kv_drive).collect();
     let mut header = TraceHeader {
         decode_wall_ns: (written.decode_ns > 0).then_some(written.decode_ns),
         rates: written.rates.to_vec(),
         model_id: Some(model.manifest.model_id.clone()),
         faults: trouble_faults(TroubleRecord::of(&handle.counters()).as_ref()),
-        ..TraceHeader::new(handle.drives().to_vec())
+        ..TraceHeader::new(drives)
     };
     if let Some(tap) = tap {
         header.routes = routes::write(folder, &tap.routes)?;

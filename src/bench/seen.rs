@@ -2,6 +2,7 @@
 //! here is taken from the configuration.
 
 use super::affinity::AffinitySeen;
+use super::kv::KvSeen;
 use super::reference::ReferenceRecord;
 use super::sampled::SampledCounts;
 use super::snapshots::ResumeRecord;
@@ -57,6 +58,8 @@ pub struct Seen {
     pub speculation: Option<SpeculateCounters>,
     /// Snapshots written; `None` when nobody wrote any.
     pub snapshots: Option<SnapshotCounters>,
+    /// What latent caches took, and what left memory.
+    pub kv: KvSeen,
     /// The snapshot that the text went on from.
     pub resumed: Option<ResumeRecord>,
     /// Passes over prompts.
@@ -152,6 +155,8 @@ pub struct Traced {
     pub barriers: u64,
     /// Choices of routers.
     pub routes: u64,
+    /// Reads of blocks of latent caches, beside `reads`.
+    pub kv_reads: u64,
 }
 
 /// Page-cache residency of a sample of the extents that a run reads.

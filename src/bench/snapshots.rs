@@ -4,7 +4,7 @@ use super::config::{Asked, ConfigError, RunConfig};
 use crate::decode::KernelIsa;
 use crate::decode::snapshot::SnapshotRun;
 use crate::knob::Knob;
-use crate::open::{Model, Resumable, SnapshotCounters, SnapshotError};
+use crate::open::{Model, OtherText, Resumable, SnapshotCounters, SnapshotError};
 use crate::store::snapshot_file::list;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -234,6 +234,9 @@ pub struct SnapshotRecord {
     pub write_ns: u64,
     /// `(copy_ns + wait_ns)` / wall time of decoding.
     pub blocked_share: f64,
+    /// Other texts whose snapshots are in the folder too; nothing removes them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_texts: Vec<OtherText>,
 }
 
 impl SnapshotRecord {
@@ -250,6 +253,7 @@ impl SnapshotRecord {
             wait_ns: c.wait_ns,
             write_ns: c.write_ns,
             blocked_share: if decode_ns == 0 { 0.0 } else { blocked_ns as f64 / decode_ns as f64 },
+            other_texts: c.other_texts.clone(),
         }
     }
 }

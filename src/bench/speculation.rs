@@ -27,6 +27,12 @@ pub struct SpeculationRecord {
     pub experts_per_plain_pass: Option<f64>,
     /// Time in which proposals were made, in nanoseconds; reading the prompt is in it.
     pub draft_ns: u64,
+    /// Most bytes that the draft model's latent cache held.
+    #[serde(default)]
+    pub draft_cache_bytes: u64,
+    /// Rows of it that were dropped, because its attention looks back no further.
+    #[serde(default)]
+    pub draft_rows_dropped: u64,
     /// By position behind the last token, from 1.
     pub positions: Vec<PositionRecord>,
     /// Passes by the proposals that they checked, from none; widths that did not occur are left out.
@@ -102,6 +108,8 @@ impl SpeculationRecord {
             experts_per_verify_pass: share(verify().map(|w| w.experts).sum(), passes),
             experts_per_plain_pass: share(c.widths[0].experts, c.widths[0].passes),
             draft_ns: c.draft_ns,
+            draft_cache_bytes: c.caches.peak_bytes,
+            draft_rows_dropped: c.caches.dropped_rows,
             positions: positions.collect(),
             widths,
         }

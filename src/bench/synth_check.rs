@@ -127,7 +127,12 @@ impl Observer for Seen {
 }
 
 /// Decodes `tokens` random tokens with the checkpoint in `folder`, experts in memory, and compares its routes with `asked`.
-pub fn check(folder: &Path, asked: &Routing, tokens: usize) -> Result<RoutingCheck, CheckError> {
+pub fn check(
+    folder: &Path,
+    asked: &Routing,
+    tokens: usize,
+    progress: &mut dyn FnMut(usize),
+) -> Result<RoutingCheck, CheckError> {
     let source = Checkpoint::open(folder)?;
     let needs = source.moe_layers().len() as u64 * u64::from(source.experts()) * source.expert_bytes();
     if let Some(has) = super::guards::available_bytes().filter(|has| needs > *has) {
@@ -157,6 +162,7 @@ pub fn check(folder: &Path, asked: &Routing, tokens: usize) -> Result<RoutingChe
         let piece: Vec<u32> = (0..rows).map(|_| rng.below(vocab) as u32).collect();
         session.forward(&piece, Phase::Prefill, &mut memory, Logits::None, Some(&mut seen))?;
         left -= rows;
+        progress(tokens - left);
     }
     let layers = asked.layers.iter().filter_map(|(&layer, target)| {
         let rows = seen.0.get(&(layer as u16))?;

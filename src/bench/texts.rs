@@ -2,6 +2,7 @@
 //! is told in the same facts.
 
 use super::config::RunConfig;
+use super::kv;
 use super::record::token_hash;
 use super::run::RunError;
 use super::seen::{Seen, TextSeen};
@@ -11,11 +12,13 @@ use crate::decode::batch::{BatchGeneration, BatchRequest, Sequence};
 use crate::decode::generate::{Beside, GenerateError, Generation, Request, StopReason, generate_with};
 use crate::decode::sampler::{Sampler, SamplerCounters};
 use crate::decode::snapshot::Snapshots;
-use crate::decode::{Batch, Observer, Session, SessionCounters, Speculator, TrunkBlocks};
+use crate::decode::{Batch, KvTier, Observer, Session, SessionCounters, Speculator, TrunkBlocks};
+use crate::drive::spec::DriveSpec;
 use crate::io::paced::PacedDrive;
 use crate::knob::{self, Knob};
 use crate::open::{DraftModel, Model, OpenError, Resumable, SnapshotError, SnapshotWriter};
-use crate::reader::PrefetchPolicy;
+use crate::reader::kv_file::KvHandle;
+use crate::reader::{PrefetchPolicy, ReaderHandle};
 use crate::source::ExpertSource;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -116,12 +119,15 @@ impl Texts {
         let sampler = Sampler::new(config.sampler)?;
         let m = &config.model;
         if config.prompts.is_none() {
-            let session = model.session(m.max_context, m.prefill_rows, prefetch, clock)?;
+            let session =
+                model.bounded_session(m.max_context, m.prefill_rows, prefetch, clock, kv::limit_of(config))?;
             let (speculator, writer, resumed, before) = (None, None, None, Vec::new());
             return Ok(Self::One(Box::new(OneText { session, sampler, speculator, writer, resumed, before })));
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0).saturating_add(config.max_new);
-        let batch = model.batch((m.max_context, longest), m.prefill_rows, m.parallel, prefetch, clock)?;
+        let contexts = (m.max_context, longest);
+        let limit = kv::limit_of(config);
+        let batch = model.bounded_batch(contexts, m.prefill_rows, m.parallel, (prefetch, clock), limit)?;
         Ok(Self::Many(Box::new(batch)))
     }
 
@@ -138,9 +144,40 @@ impl Texts {
         Ok(blocks.threads())
     }
 
-    /// Waits for blocks of the trunk that are on their way.
-    pub(super) fn settle_trunk(&mut self) {
+    /// Gives latent rows that have to leave memory a file, as the configuration says; `reader` has the drives of the run. With
+    /// `traced`, its reads are kept.
+    pub(super) fn open_kv(
+        &mut self,
+        model: &Model,
+        config: &RunConfig,
+        prompts: &[Vec<u32>],
+        traced: bool,
+        reader: Option<(&ReaderHandle, &[DriveSpec])>,
+    ) -> Result<Option<KvHandle>, OpenError> {
+        let clock = self.clock();
+        let longest = kv::longest(config, prompts.iter().map(Vec::len));
+        let tier = match self {
+            Self::One(one) => one.session.kv_mut(),
+            Self::Many(batch) => batch.kv_mut(),
+        };
+        kv::open(model, config, tier, (longest, clock, traced), reader)
+    }
+
+    /// The tier of latent caches.
+    pub(super) fn kv(&self) -> &KvTier {
+        match self {
+            Self::One(one) => one.session.kv(),
+            Self::Many(batch) => batch.kv(),
+        }
+    }
+
+    /// Waits for blocks that are on their way.
+    pub(super) fn settle(&mut self) {
         self.trunk_mut().settle();
+        match self {
+            Self::One(one) => one.session.kv_mut().settle(),
+            Self::Many(batch) => batch.kv_mut().settle(),
+        }
     }
 
     /// The blocks of a streamed trunk.
@@ -233,7 +270,13 @@ impl Texts {
                 let observer = observer.map(|o| o as &mut dyn Observer);
                 let every = config.snapshot.snapshot_every;
                 let snapshots = writer.as_mut().map(|keeper| Snapshots { every, keeper });
-                let beside = Beside { observer, speculator: speculator.as_mut(), snapshots, resumed: before };
+                let beside = Beside {
+                    observer,
+                    speculator: speculator.as_mut(),
+                    snapshots,
+                    resumed: before,
+                    ..Beside::default()
+                };
                 let generation = generate_with(session, source, sampler, request, &mut see, beside)?;
                 Ok(Generated { generation, set: None })
             }

@@ -51,6 +51,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut arms = Vec::with_capacity(2);
     for (path, name) in [&args.a, &args.b].into_iter().zip(names(&args.a, &args.b)) {
+        if !path.exists() {
+            bail!("{}: no such file; give two files with settings, as for `decode --config`", path.display());
+        }
         arms.push(Arm { name, asked: Asked::load(path)?, fired: BTreeSet::new() });
     }
     let prompts = if args.prompts.is_empty() { own_prompts(&arms)? } else { load(&args.prompts)? };

@@ -2,7 +2,7 @@
 
 use super::ladder::environment_of_any;
 use super::verdict::wrapped;
-use super::{REJECTED, WIDTH, print, print_json, remark};
+use super::{REJECTED, Steps, WIDTH, print, print_json, remark};
 use crate::bench::campaign::arms::ReadyArm;
 use crate::bench::campaign::evaluate::{Results, change};
 use crate::bench::campaign::file::CampaignFile;
@@ -33,8 +33,10 @@ pub(super) fn run_and_show(
     for mounts in arms.iter().filter_map(|a| a.streamed.as_ref().map(|s| &s.1)) {
         super::run_args::warn_shared(mounts)?;
     }
-    let measured = measure(folder, &mut file, arms, &|| interrupted.load(Ordering::SeqCst), &mut show_event);
-    super::status("");
+    let mut steps = Steps::default();
+    let mut show = |event: Event<'_>| show_event(event, &mut steps);
+    let measured = measure(folder, &mut file, arms, &|| interrupted.load(Ordering::SeqCst), &mut show);
+    steps.finish();
     let measured = measured?;
     draw(folder, folder, &file, &measured.results)?;
     if as_json {
@@ -56,12 +58,13 @@ pub(super) fn run_and_show(
 }
 
 /// Progress of a campaign.
-pub(super) fn show_event(event: Event<'_>) {
+pub(super) fn show_event(event: Event<'_>, steps: &mut Steps) {
     match event {
         Event::WarmUp(arm) => super::status(&format!("warm-up: {arm}")),
         Event::Starts { step, total, arm } => {
             let part = if step.part == Part::Floor { "A/A floor" } else { "pairs" };
-            super::status(&format!("run {} of {total}: {arm} ({part}, row {})", step.index + 1, step.row + 1));
+            let what = format!("run {} of {total}: {arm} ({part}, row {})", step.index + 1, step.row + 1);
+            steps.show(step.index, total, &what);
         }
         Event::Rejected(record) => {
             super::status("");

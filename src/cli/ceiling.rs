@@ -1,7 +1,7 @@
 //! `argodrive ceiling`: what drives can deliver, alone and together, at once and for long; writes the profile.
 
 use super::run_args::{Engine, interrupt_flag};
-use super::{ByteBar, REJECTED, WIDTH, plan as plan_command, print, print_json, remark, status};
+use super::{ByteBar, REJECTED, Steps, WIDTH, plan as plan_command, print, print_json, remark, status};
 use crate::bench::ceiling::{Ceiling, CeilingSpec, Curves, Stage, measure};
 use crate::bench::ceiling_files::Source;
 use crate::bench::ceiling_links::{links, serials};
@@ -107,11 +107,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let out = Out::new(args.out.as_deref())?;
     let interrupted = interrupt_flag()?;
     let bar = ByteBar::new("writing test files");
+    let mut steps = Steps::default();
     let measured = measure(&spec, &|| interrupted.load(Ordering::SeqCst), &mut |stage| match stage {
         Stage::Writing(done_bytes, total_bytes) => bar.show(Progress { done_bytes, total_bytes }),
         Stage::Point(what, at, of) => {
             bar.finish();
-            status(&format!("{at} of {of}: {what}"));
+            steps.show(at.saturating_sub(1), of, &format!("{at} of {of}: {what}"));
         }
         Stage::Sustaining(done, all) => {
             let time = |d: Duration| units::duration(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
@@ -119,7 +120,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     });
     bar.finish();
-    status("");
+    steps.finish();
     let measured = match measured {
         Ok(measured) => measured,
         Err(e) => {

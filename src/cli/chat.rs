@@ -1,19 +1,16 @@
 //! `argodrive chat`: turns of a conversation from stdin (or one `--message`), answers to stdout.
 
 use super::draft_args::DraftArgs;
+use super::kv_args::KvArgs;
 use super::remark;
-use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start_over};
+use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts, start_over};
 use crate::bench::activations;
-use crate::bench::affinity::Placed;
-use crate::bench::run::{give_threads, use_threads};
-use crate::clock::Clock;
-use crate::decode::generate::{Beside, Request, generate_with};
+use crate::bench::turns::{self, Text, Turns};
 use crate::decode::sampler::Sampler;
 use crate::knob::Knob;
 use crate::model::chat::{ChatOptions, Message, Role};
-use crate::model::text_stream::TextStream;
-use crate::open::{Model, NoExperts};
-use crate::source::ExpertSource;
+use crate::model::reply::Channel;
+use crate::open::Model;
 use anyhow::{Result, bail};
 use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -58,6 +55,8 @@ pub struct Args {
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
+    kv: KvArgs,
+    #[command(flatten)]
     reader: ReaderArgs,
 }
 
@@ -80,39 +79,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.sampler.apply(&mut asked);
     args.model.apply(&mut asked);
     args.draft.apply(&mut asked);
+    args.kv.apply(&mut asked);
     args.reader.apply(&mut asked);
     asked.check()?;
     let config = &asked.config;
     let model = Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?;
-    use_threads(&model, config);
-    activations::use_activations(&model, config)?;
-    let draft = model.draft(&config.draft, config.model.isa()?)?;
-    let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
-    // its threads inherit the CPUs of compute
-    if let Some(draft) = &draft {
-        give_threads(&draft.decoder, config);
-    }
     if let Some(label) = activations::label(model.manifest.trunk_format, config.model.activations) {
         remark(&label);
     }
     let template = model.chat()?;
     let mut sampler = Sampler::new(config.sampler)?;
-    let clock = Clock::start();
-    let mut pace = None;
-    let mut source: Box<dyn ExpertSource> = match plan_and_mounts(&model, &asked)? {
-        Some((plan, mounts)) => {
-            let reader = placed.reading(|| model.reader(&plan, &mounts, &config.reader, clock))?;
-            pace = model.own_drive(&mounts).and_then(|drive| reader.handle().pace(drive));
-            Box::new(reader)
-        }
-        None if model.has_experts() => Box::new(model.resident()?),
-        None => Box::new(NoExperts),
-    };
-    let mut session =
-        model.session(config.model.max_context, config.model.prefill_rows, config.reader.prefetch, clock)?;
-    let piece_rows = config.model.prefill_rows;
-    let mut speculator = model.speculator(&config.draft, draft.as_ref(), &config.sampler, piece_rows, &session)?;
-    placed.reading(|| model.stream_trunk(session.trunk_mut(), &config.reader, clock, pace))?;
+    let draft = turns::draft_of(&model, config)?;
+    let streamed = plan_and_mounts(&model, &asked)?;
+    let mut turns = Turns::open(&model, config, draft.as_ref(), streamed.as_ref())?;
     let interrupted = interrupt_flag()?;
     let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new(Role::System, s.clone())).collect();
     let mut next_message = args.message.clone();
@@ -128,41 +107,69 @@ pub fn run(args: Args) -> Result<ExitCode> {
             },
         };
         messages.push(Message::new(Role::User, text));
-        // The whole conversation is fed again each turn: simple, and exact for any template.
-        session.reset();
+        // The whole conversation is rendered anew each turn, which is exact for any template; what the session holds of it is
+        // not read again.
         let prompt = template.encode(&model.tokenizer, &messages, &options)?;
-        check_context(&model, &asked, prompt.len())?;
-        let request = Request {
-            prompt: &prompt,
-            max_new: config.max_new,
-            stop: &model.stop_ids,
-            piece_rows: config.model.prefill_rows,
-        };
-        let mut stream = TextStream::new();
-        let mut answer = String::new();
+        let text = Text { prompt: &prompt, max_new: config.max_new };
+        turns.check(text).map_err(anyhow::Error::msg)?;
+        let mut reply = template.reply(&options);
+        let mut said = Said::default();
         let mut broken = None;
-        let beside = Beside { speculator: speculator.as_mut(), ..Beside::default() };
         let mut on_token = |token| {
-            let bytes = model.tokenizer.decode_visible_bytes(&[token]);
-            broken = say(&mut answer, &stream.push(&bytes)).err();
-            let stop = broken.is_some() || interrupted.load(Ordering::SeqCst);
-            if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            broken = said.take(reply.push(&model.tokenizer, token)).err();
+            if broken.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let done = generate_with(&mut session, source.as_mut(), &mut sampler, request, &mut on_token, beside)?;
+        let done = turns.generate(text, &mut sampler, &mut on_token, interrupted)?;
         if let Some(e) = broken {
             return Err(e.into()); // nobody reads on (`| head`): the conversation is over
         }
-        say(&mut answer, &stream.finish()).and_then(|()| say(&mut String::new(), "\n"))?;
+        reply.finish().into_iter().try_for_each(|piece| said.take(piece)).and_then(|()| said.end())?;
         if interrupted.load(Ordering::SeqCst) {
             remark("interrupted");
             break;
         }
-        if done.token_ids.len() >= config.max_new {
+        if done.is_some_and(|turn| turn.generation.token_ids.len() >= config.max_new) {
             remark("the answer was cut at --max-new");
         }
-        messages.push(Message::new(Role::Assistant, answer));
+        messages.push(said.into_message());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A reply as it is printed.
+#[derive(Default)]
+struct Said {
+    thoughts: String,
+    answer: String,
+}
+
+impl Said {
+    /// Prints a piece; thoughts and answer are a line apart.
+    fn take(&mut self, (channel, piece): (Channel, String)) -> std::io::Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        let mut out = std::io::stdout().lock();
+        if channel == Channel::Answer && self.answer.is_empty() && !self.thoughts.is_empty() {
+            out.write_all(b"\n\n")?;
+        }
+        match channel {
+            Channel::Thoughts => self.thoughts.push_str(&piece),
+            Channel::Answer => self.answer.push_str(&piece),
+        }
+        out.write_all(piece.as_bytes()).and_then(|()| out.flush())
+    }
+
+    /// Ends the line.
+    fn end(&self) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        out.write_all(b"\n").and_then(|()| out.flush())
+    }
+
+    fn into_message(self) -> Message {
+        let thoughts = Some(self.thoughts).filter(|t| !t.is_empty());
+        Message { reasoning_content: thoughts, ..Message::new(Role::Assistant, self.answer) }
+    }
 }
 
 fn read_line(prompt_user: bool) -> Result<Option<String>> {
@@ -180,10 +187,4 @@ fn read_line(prompt_user: bool) -> Result<Option<String>> {
             return Ok(Some(line.to_string()));
         }
     }
-}
-
-fn say(answer: &mut String, piece: &str) -> std::io::Result<()> {
-    answer.push_str(piece);
-    let mut out = std::io::stdout().lock();
-    out.write_all(piece.as_bytes()).and_then(|()| out.flush())
 }

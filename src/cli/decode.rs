@@ -4,9 +4,10 @@
 use super::decode_set::{self, SetText};
 use super::draft_args::{self, DraftArgs};
 use super::fault_args;
+use super::kv_args::{self, KvArgs};
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts, start_over};
 use super::snapshot_args::{self, SnapshotArgs};
-use super::{REJECTED, WIDTH, evidence, print_json, remark, verdict};
+use super::{REJECTED, Tokens, WIDTH, evidence, print_json, remark, verdict};
 use crate::bench::activations::{self, ActivationsRecord};
 use crate::bench::fits;
 use crate::bench::prompt_set;
@@ -20,7 +21,7 @@ use crate::open::{Model, Resumable};
 use crate::report::table::{Align, Table};
 use crate::report::units;
 use anyhow::{Context, Result};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -84,6 +85,8 @@ pub struct Args {
     #[command(flatten)]
     snapshot: SnapshotArgs,
     #[command(flatten)]
+    kv: KvArgs,
+    #[command(flatten)]
     reader: ReaderArgs,
 }
 
@@ -135,6 +138,7 @@ impl Args {
         self.draft.apply(&mut asked);
         self.reader.apply(&mut asked);
         self.snapshot.apply(&mut asked);
+        self.kv.apply(&mut asked);
         let resumed = match asked.config.prompts.is_some() {
             true => None, // a set is refused, whatever there is to go on from
             false => snapshots::find(&mut asked)?,
@@ -216,8 +220,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     for token in before.iter().flat_map(|t| &t.generated) {
         let _ = show(&stream.push(&visible(*token)));
     }
+    // text that streams onto a terminal is progress enough
+    let silent = args.json || is_set || !std::io::stdout().is_terminal();
+    let mut progress = Tokens::start(silent, lens.iter().sum(), asked.config.max_new.saturating_mul(lens.len()));
     let mut on_token = |place, token| {
         let bytes = visible(token);
+        progress.next();
         let flow = match is_set {
             true => texts.push(place, &bytes),
             false => show(&stream.push(&bytes)),
@@ -225,6 +233,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { flow }
     };
     let result = run_texts(&model, &spec, &mut on_token, &|| !interrupted.load(Ordering::SeqCst));
+    progress.finish();
     if is_set {
         let (texts, names) = (texts.finish(), &prompts.names);
         if !args.json {
@@ -344,7 +353,7 @@ fn json(result: &RunResult) -> serde_json::Value {
         "reference": record.reference, "prefill": record.prefill, "trunk": record.trunk, "trunk_label": record.trunk_label(),
         "activations": record.activations, "activations_label": record.activations.as_ref().and_then(|a| a.label.as_ref()),
         "speculation": record.speculation, "prefill_passes": record.prefill_passes, "resumed": record.resumed,
-        "snapshots": record.snapshots, "injected_faults": record.has_faults(), "trouble": record.trouble,
+        "snapshots": record.snapshots, "kv": record.kv, "injected_faults": record.has_faults(), "trouble": record.trouble,
     });
     value["verdict"] = record.verdict.as_ref().map(|v| verdict::json(v, &names)).into();
     value
@@ -427,6 +436,9 @@ fn report(result: &RunResult) {
     }
     if let Some(activations) = &record.activations {
         say_activations(&mut out, activations);
+    }
+    if let Some(kv) = &record.kv {
+        kv_args::say(&mut out, kv);
     }
     snapshot_args::say(&mut out, result);
     if let Some(speculation) = &record.speculation {

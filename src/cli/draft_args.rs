@@ -29,6 +29,10 @@ pub struct DraftArgs {
     /// At a temperature above 0, when a proposal is kept [default: standard]
     #[arg(long, value_enum, value_name = "RULE")]
     draft_accept: Option<Accept>,
+    /// Attention of the draft model looks at the last N positions alone, and drops its cache of older ones; proposals may
+    /// differ, the text never does [default: 0, all]
+    #[arg(long, value_name = "N")]
+    draft_window: Option<usize>,
 }
 
 /// Drafters by name.
@@ -96,6 +100,7 @@ impl DraftArgs {
         set(given, Knob::DraftDepth, &mut d.draft_depth, self.draft_depth);
         set(given, Knob::DraftPolicy, &mut d.draft_policy, self.draft_policy.map(DepthPolicy::from));
         set(given, Knob::DraftAccept, &mut d.draft_accept, self.draft_accept.map(AcceptRule::from));
+        set(given, Knob::DraftWindow, &mut d.draft_window, self.draft_window);
         // What comes of the model is judged with the drafter.
         d.draft_model = self.draft_model.clone().or(d.draft_model.take());
     }
@@ -118,6 +123,14 @@ pub fn table(record: &SpeculationRecord, width: usize) -> String {
         record.experts_per_plain_pass.map_or_else(String::new, |e| format!(" (a plain pass {e:.1})")),
         units::duration(record.draft_ns),
     );
+    if record.draft_rows_dropped > 0 {
+        let _ = writeln!(
+            out,
+            "the draft model's latent cache held {} at most and dropped {} rows",
+            units::bytes(record.draft_cache_bytes),
+            record.draft_rows_dropped
+        );
+    }
     let mut table = Table::new([
         ("proposal", Align::Right),
         ("checked", Align::Right),

@@ -2,10 +2,13 @@
 
 use super::heat::read_heat;
 use super::plan::{read_policy, read_profile};
+use super::verdict::wrapped;
 use super::{WIDTH, print, print_json};
 use crate::bench::estimate::{Estimate, Question, RateSource, estimate};
 use crate::bench::estimate_bytes::MemoryAsked;
+use crate::bench::model_options::ModelOptions;
 use crate::decode::generate::DEFAULT_PIECE_ROWS;
+use crate::decode::kernels::pool::MAX_THREADS;
 use crate::drive::spec;
 use crate::drive::units::{parse_bytes, parse_rate};
 use crate::model::checkpoint::{CONFIG_FILE, parse_config, read_bounded};
@@ -35,6 +38,9 @@ pub struct Args {
     /// Memory left to the system and other programs [default: a sixteenth of --ram]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     reserve: Option<u64>,
+    /// Threads that compute there [default: as many as this machine has CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
+    threads: Option<u16>,
     /// What the drives do (`argodrive ceiling`)
     #[arg(long, value_name = "FILE", conflicts_with = "rates")]
     profile: Option<PathBuf>,
@@ -44,6 +50,9 @@ pub struct Args {
     /// Context lengths [default: 8k, or what the model was made for if that is less]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = parse_tokens)]
     context: Vec<usize>,
+    /// Bytes of the latent cache that are resident at most, the rest on a drive [default: all of it]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
+    kv_ram: u64,
     /// Lengths of prompts [default: 1k, or what the model was made for if that is less]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = parse_tokens)]
     tokens: Vec<usize>,
@@ -124,6 +133,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             reserve_bytes,
             max_rows: DEFAULT_PIECE_ROWS,
             drives: specs.len() as u32,
+            threads: ModelOptions { threads: args.threads.map_or(0, usize::from), ..ModelOptions::default() }
+                .compute_threads(),
+            kv_ram_bytes: args.kv_ram,
         },
         contexts: &contexts,
         prompts: &prompts,
@@ -169,12 +181,17 @@ fn show(args: &Args, q: &Question<'_>, e: &Estimate) -> Result<()> {
     ))?;
     print(memory_table(e).render(WIDTH).trim_end())?;
     let prompts_widest = u64::from(m.experts).saturating_mul(m.slot_bytes);
+    print(&format!(
+        "`left` is without {} of working space for {} threads that compute",
+        units::bytes(e.memory.first().map_or(0, |m| m.thread_bytes)),
+        q.memory.threads
+    ))?;
     if m.expert_count > 0 {
-        print(&format!(
-            "beside it a slab of {} for one barrier of a token; a prompt's widest barrier\nwould be {}, and comes in waves; `keeps` counts experts",
+        print(&wrapped(&format!(
+            "beside it a slab of {} for one barrier of a token; a prompt's widest barrier would be {}, and comes in waves; `keeps` counts experts",
             units::bytes(e.memory.first().map_or(0, |m| m.slab_bytes)),
             units::bytes(prompts_widest)
-        ))?;
+        )))?;
     }
     if !e.drives.is_empty() {
         let policy = e.policy.as_deref().unwrap_or("-");

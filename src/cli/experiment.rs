@@ -2,6 +2,7 @@
 //! was killed; `resume` and `rerun` work on results.
 
 use super::campaign::run_and_show;
+use super::verdict::wrapped;
 use super::{ByteBar, REJECTED, print, print_json, remark};
 use crate::bench::campaign::design::Design;
 use crate::bench::campaign::file::{CAMPAIGN_FILE, CampaignFile, State, read_versioned};
@@ -140,13 +141,14 @@ fn dry_run(args: &RunArgs, design: &Design) -> Result<ExitCode> {
             "experiment": design.experiment, "arms": arms, "prompts": prompts, "runs": runs, "protocol": protocol,
         }))?;
     } else {
-        print(&format!("{}: {}", design.experiment, design.hypothesis.as_deref().unwrap_or_default()))?;
-        print(&format!("arms     {} (the first is the control)", arms.join(", ")))?;
-        print(&format!("prompts  {}", prompts.join(", ")))?;
+        let hypothesis = design.hypothesis.as_deref().unwrap_or_default();
+        print(&wrapped(&format!("{}: {hypothesis}", design.experiment)))?;
+        print(&wrapped(&format!("arms     {} (the first is the control)", arms.join(", "))))?;
+        print(&wrapped(&format!("prompts  {}", prompts.join(", "))))?;
         let (floor, pairs) = (protocol.floor_pairs, protocol.pairs);
-        print(&format!(
+        print(&wrapped(&format!(
             "runs     {runs}: {floor} pairs of the control against itself, {pairs} of each candidate; and a warm-up of each arm"
-        ))?;
+        )))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -236,7 +238,7 @@ fn rerun_record(args: &RerunArgs) -> Result<ExitCode> {
             tokens_per_s(b)
         ))?;
         for reason in &now.rejected {
-            print(&super::verdict::wrapped(&format!("REJECTED: {reason}")))?;
+            print(&wrapped(&format!("REJECTED: {reason}")))?;
         }
         print("one run each: no verdict, see `argodrive ab` for one")?;
         print(&format!("record  {}", path.display()))?;

@@ -4,10 +4,11 @@
 use super::run_args::{
     ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, plan_and_mounts, start,
 };
-use super::{WIDTH, print, print_json, remark};
+use super::{Tokens, WIDTH, print, print_json, remark};
 use crate::bench::activations;
 use crate::bench::affinity::Placed;
 use crate::bench::config::Asked;
+use crate::bench::kv;
 use crate::bench::run::use_threads;
 use crate::clock::Clock;
 use crate::decode::generate::{Request, generate_observed};
@@ -240,8 +241,9 @@ fn from_decode(args: &Args) -> Result<Heat> {
     activations::use_activations(&model, config)?;
     let placed = Placed::compute(&model.decoder, &config.model.affinity)?;
     let clock = Clock::start();
-    let mut session =
-        model.session(config.model.max_context, config.model.prefill_rows, PrefetchPolicy::None, clock)?;
+    let (context, rows) = (config.model.max_context, config.model.prefill_rows);
+    let mut session = model.bounded_session(context, rows, PrefetchPolicy::None, clock, kv::limit_of(config))?;
+    kv::open(&model, config, session.kv_mut(), (prompt.len() + config.max_new, clock, false), None)?;
     let mut sampler = Sampler::new(config.sampler)?;
     let request = Request {
         prompt: &prompt,
@@ -250,8 +252,11 @@ fn from_decode(args: &Args) -> Result<Heat> {
         piece_rows: config.model.prefill_rows,
     };
     let interrupted = interrupt_flag()?;
-    let mut go_on =
-        |_| if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let mut progress = Tokens::start(true, prompt.len(), config.max_new);
+    let mut go_on = |_| {
+        progress.next();
+        if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
     let mut routes = Routes::default();
     let observer: Option<&mut dyn Observer> = Some(&mut routes);
     let generation = if config.resident {
@@ -268,6 +273,7 @@ fn from_decode(args: &Args) -> Result<Heat> {
         placed.reading(|| model.stream_trunk(session.trunk_mut(), &config.reader, clock, pace))?;
         generate_observed(&mut session, &mut reader, &mut sampler, request, &mut go_on, observer)?
     };
+    progress.finish();
     if interrupted.load(Ordering::SeqCst) {
         bail!("interrupted; nothing was written");
     }

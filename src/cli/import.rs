@@ -1,7 +1,7 @@
 //! `argodrive import`: a checkpoint becomes a store.
 
 use super::verdict::wrapped;
-use super::{ByteBar, plan as plan_command, print, print_json, remark, stage};
+use super::{ByteBar, plan as plan_command, print, print_json, remark, stage, status};
 use crate::bench::trunk_error;
 use crate::drive::spec::DriveSpec;
 use crate::layout::plan::Plan;
@@ -98,13 +98,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         0 => String::new(),
         n => format!(", {n} vision tensors left out"),
     };
-    print(&format!(
+    print(&wrapped(&format!(
         "model {} ({}): {} trunk tensors, {experts} experts of {}{vision}",
         m.model_id,
         m.name,
         m.trunk.len(),
         bytes(m.expert_bytes)
-    ))?;
+    )))?;
     trunk_lines(m).iter().try_for_each(|line| print(line))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -129,7 +129,9 @@ pub(super) fn measure_trunk(
     if manifest.trunk_format.is_exact() || manifest.trunk_error.is_some() {
         return Ok(());
     }
+    status("decoding a few tokens with both trunks, to see what int8 does to logits");
     let measured = trunk_error::measure(checkpoint, store, streamed);
+    status("");
     manifest.trunk_error = Some(measured.context(
         "the store is complete, but what its int8 trunk does to the logits could not be measured; run the same command again",
     )?);

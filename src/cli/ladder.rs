@@ -5,7 +5,7 @@ use super::heat::read_heat;
 pub(super) use super::ladder_tables::show;
 use super::ladder_tables::{scaling, show_against};
 use super::run_args::{ModelArgs, PromptArgs, ReaderArgs, SamplerArgs, check_context, interrupt_flag, warn_shared};
-use super::{ByteBar, REJECTED, plan as plan_command, print_json, remark};
+use super::{ByteBar, REJECTED, Steps, plan as plan_command, print_json, remark};
 use crate::bench::against::{self, PUBLISHED_NAME};
 use crate::bench::ceiling_links::emulated_links;
 use crate::bench::config::Asked;
@@ -266,6 +266,7 @@ pub(super) fn climb_and_draw(
     name: &str,
 ) -> Result<LadderRecord> {
     let bar = ByteBar::new("staging");
+    let mut steps = Steps::default();
     let ladder = climb(model, spec, interrupted, &mut |event| match event {
         LadderEvent::Staging { progress, .. } => bar.show(progress),
         LadderEvent::Planned { rungs, skipped, runs } => {
@@ -282,7 +283,7 @@ pub(super) fn climb_and_draw(
                 Work::Decode => "decode on",
                 Work::Read => "raw reading of",
             };
-            super::status(&format!("{} of {total}: {what} {drives} drives", index + 1));
+            steps.show(index, total, &format!("{} of {total}: {what} {drives} drives", index + 1));
         }
         LadderEvent::RunEnded(record) => {
             // A warm-up does not count anyway.
@@ -290,8 +291,9 @@ pub(super) fn climb_and_draw(
             say_rejected(&record.arm, record.rejected.first().filter(|_| counts));
         }
         LadderEvent::ReadingEnded { arm, record } => say_rejected(arm, record.rejected.first()),
-    })?;
-    super::status("");
+    });
+    steps.finish();
+    let ladder = ladder?;
     draw(&ladder, name, spec.folder, spec.folder)?;
     Ok(ladder)
 }

@@ -6,6 +6,7 @@ pub mod adopt;
 mod campaign;
 pub mod ceiling;
 pub mod chat;
+mod completions;
 pub mod decode;
 mod decode_set;
 pub mod demo;
@@ -13,17 +14,21 @@ pub mod draft_args;
 mod drives;
 pub mod estimate;
 mod evidence;
+mod examples;
 pub mod experiment;
 mod fault_args;
 pub mod heat;
 pub mod import;
+mod kv_args;
 pub mod ladder;
 mod ladder_tables;
 pub mod monitor;
 pub mod plan;
+pub mod progress;
 pub mod prune;
 pub mod results;
 mod run_args;
+pub mod serve;
 pub mod simulate;
 mod simulate_tables;
 mod snapshot_args;
@@ -35,10 +40,11 @@ pub mod tune;
 mod verdict;
 pub mod verify;
 
-use crate::store::import::Progress;
-use clap::{Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{ErrorKind, IsTerminal, Write};
+use clap::error::ErrorKind as Usage;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+pub use progress::{ByteBar, Reading, Steps, Tokens, status};
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code for a rejected run or a missed target.
@@ -46,9 +52,12 @@ pub const REJECTED: u8 = 1;
 /// Exit code for usage, input or environment.
 pub const FAILED: u8 = 2;
 
+/// Version and source revision; `-dirty` when the sources were not that revision's.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("ARGODRIVE_REVISION"), ")");
+
 /// Plan, stream and measure mixture-of-experts experts across several SSDs.
 #[derive(Debug, Parser)]
-#[command(name = "argodrive", version, max_term_width = 110)]
+#[command(name = "argodrive", version = VERSION, max_term_width = 110)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -88,6 +97,8 @@ pub enum Command {
     Decode(decode::Args),
     /// Talk to a model
     Chat(chat::Args),
+    /// Serve a model to OpenAI clients over HTTP
+    Serve(serve::Args),
     /// Measure real decode on 1, 2, ... N drives
     Ladder(ladder::Args),
     /// Compare two configurations: the control against itself first, then both in balanced order
@@ -104,6 +115,15 @@ pub enum Command {
     Simulate(simulate::Args),
     /// List, group and compare everything that was measured; find stale verdicts; share records
     Results(results::Args),
+    /// Print a script that completes this command line in a shell
+    Completions(completions::Args),
+    /// Print the manual page, or write the pages of all commands
+    Man(completions::ManArgs),
+}
+
+/// The whole command line, with examples below the help of each command.
+pub fn command() -> clap::Command {
+    examples::with_examples(Cli::command())
 }
 
 fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
@@ -123,6 +143,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Verify(args) => verify::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Ladder(args) => ladder::run(args),
         Command::Ab(args) => ab::run(args),
         Command::Tune(args) => tune::run(args),
@@ -131,13 +152,31 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Trace(args) => trace::run(args),
         Command::Simulate(args) => simulate::run(args),
         Command::Results(args) => results::run(args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => completions::man(&args),
     }
 }
 
 /// Parses the process's arguments, runs the command, prints an error once. Exit codes: 0 done, 1 run rejected or target
 /// missed, 2 usage, input or environment.
 pub fn main() -> ExitCode {
-    match dispatch(Cli::parse().command) {
+    let parsed = command().try_get_matches().and_then(|m| Cli::from_arg_matches(&m));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(e) => {
+            // nowhere to complain to if this fails
+            let _ = e.print();
+            let words: Vec<PathBuf> = std::env::args_os().skip(1).take(2).map(PathBuf::from).collect();
+            if let (Usage::InvalidSubcommand, [first, file]) = (e.kind(), words.as_slice())
+                && first.as_os_str() == "experiment"
+                && file.exists()
+            {
+                remark(&format!("to run the experiment of a file: argodrive experiment run {}", file.display()));
+            }
+            return u8::try_from(e.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
+    match dispatch(cli.command) {
         Ok(code) => code,
         Err(error) => {
             // a reader that has gone away (`| head`) is not an error
@@ -174,6 +213,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 
 /// Prints a remark for people on standard error.
 pub fn remark(text: &str) {
+    status("");
     // nowhere to complain to if this fails
     let _ = writeln!(std::io::stderr(), "argodrive: {text}");
 }
@@ -183,64 +223,16 @@ pub fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
     print(&serde_json::to_string_pretty(value)?)
 }
 
-/// Replaces the status line on standard error, if that is a terminal; empty text clears it.
-pub fn status(text: &str) {
-    let mut err = std::io::stderr().lock();
-    if err.is_terminal() {
-        let _ = write!(err, "\r\x1b[2K{text}").and_then(|()| err.flush());
-    }
-}
-
 /// Columns that tables are laid out for.
 pub const WIDTH: usize = 80;
-
-/// A bar on standard error for byte counts; silent when standard error is no terminal.
-pub struct ByteBar(Option<ProgressBar>);
-
-impl ByteBar {
-    /// A bar labelled `what`.
-    pub fn new(what: &'static str) -> Self {
-        if !std::io::stderr().is_terminal() {
-            return Self(None);
-        }
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        let template = "{prefix} [{bar:30}] {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        bar.set_prefix(what);
-        Self(Some(bar))
-    }
-
-    /// Shows how far the work is.
-    pub fn show(&self, at: Progress) {
-        if let Some(bar) = &self.0 {
-            if bar.length() != Some(at.total_bytes) {
-                bar.set_length(at.total_bytes);
-                // what was done before this run must not count as this run's rate
-                bar.set_position(at.done_bytes);
-                bar.reset_eta();
-            }
-            bar.set_position(at.done_bytes);
-        }
-    }
-
-    /// Removes the bar.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! second and device; `--json` prints one object a second and a last one with the summary.
 
 use super::run_args::interrupt_flag;
+use super::verdict::wrapped;
 use super::{WIDTH, print, remark};
 use crate::clock::Clock;
 use crate::drive::blockmap::{BlockMap, Mapped};
@@ -293,7 +294,7 @@ impl Watching {
             ]);
         }
         let gap = if drawn > 0 { "" } else { "\n" };
-        print(&format!("{gap}{}\n{}", table.render(WIDTH), sampler_line(figures)))
+        print(&format!("{gap}{}\n{}", table.render(WIDTH), wrapped(&sampler_line(figures))))
     }
 
     fn summary_json(&self, figures: &SamplerFigures) -> Value {

@@ -2,7 +2,9 @@
 
 use super::heat::read_heat;
 use super::run_args::device_inputs;
+use super::verdict::wrapped;
 use super::{WIDTH, print, print_json, remark};
+use crate::bench::config::with_nearest;
 use crate::bench::inputs::digest;
 use crate::bench::planning::drive_set;
 use crate::drive::profile::Profile;
@@ -10,7 +12,7 @@ use crate::drive::spec::{self, DriveSpec};
 use crate::ids::{DriveId, LayerId};
 use crate::layout::drives::DriveSet;
 use crate::layout::heat::Heat;
-use crate::layout::plan::{Plan, PlanDrive};
+use crate::layout::plan::{Plan, PlanDrive, PlanError};
 use crate::layout::planner::{self, Catalog, PlanRequest, Planned};
 use crate::layout::policy::PolicyFile;
 use crate::layout::predict::Cost;
@@ -105,14 +107,20 @@ pub(super) fn plan_drives(specs: &[DriveSpec]) -> Vec<PlanDrive> {
 
 /// Reads a policy file; its hash goes into the plan.
 pub(super) fn read_policy(path: &Path) -> Result<(PolicyFile, BTreeMap<String, String>)> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("--policy {}", path.display()))?;
-    let policy = PolicyFile::parse(&text).with_context(|| format!("--policy {}", path.display()))?;
+    let no_file = || format!("--policy {} (a TOML file, such as layouts/full-mirror.toml)", path.display());
+    let text = std::fs::read_to_string(path).with_context(no_file)?;
+    let bad = |e: PlanError| anyhow::anyhow!("--policy {}: {}", path.display(), with_nearest(&e.to_string()));
+    let policy = PolicyFile::parse(&text).map_err(bad)?;
     Ok((policy, BTreeMap::from([("policy".to_string(), digest(text.as_bytes()))])))
 }
 
 /// Reads and checks a plan file.
 pub(super) fn read_plan(path: &Path) -> Result<Plan> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("plan {}", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("plan {} (a file that `argodrive plan --out` writes)", path.display()))?;
+    if !text.trim_start().starts_with('{') {
+        bail!("plan {}: not a valid plan: it is no JSON object as `argodrive plan --out` writes", path.display());
+    }
     Plan::parse(&text).with_context(|| format!("plan {}", path.display()))
 }
 
@@ -225,14 +233,14 @@ fn show(args: &Args, planned: &Planned, held_out: Option<&Cost>, set: &DriveSet,
     let copies = copies(plan);
     let listed: Vec<String> =
         copies.iter().enumerate().filter(|(_, n)| **n > 0).map(|(i, n)| format!("{n} x {}", i + 1)).collect();
-    print(&format!(
+    print(&wrapped(&format!(
         "{}: {} experts of {}, {} replicas beyond the first copy; plan {}",
         plan.planner,
         copies.iter().sum::<usize>(),
         units::bytes(plan.expert_bytes),
         plan.replica_count(),
         &plan.hash()?[..12]
-    ))?;
+    )))?;
     print(&format!("experts by copies: {}", listed.join(", ")))?;
     if let (Some(p), Some(cost)) = (&plan.predicted, &planned.cost) {
         let time = |ns: u64| {

@@ -7,6 +7,7 @@ use crate::bench::config::{Asked, ConfigError};
 use crate::bench::fits;
 use crate::bench::guards::device_key;
 use crate::bench::planning;
+use crate::bench::turns;
 use crate::decode::Activations;
 use crate::drive::device::identity_of;
 use crate::drive::profile::Profile;
@@ -18,7 +19,7 @@ use crate::layout::plan::Plan;
 use crate::open::Model;
 use crate::reader::{CachePolicy, DispatchPolicy, KnownRate, PrefetchPolicy, PrefetchPool};
 use crate::store::trunk::TrunkResidency;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -441,20 +442,7 @@ pub fn plan_and_mounts(model: &Model, asked: &Asked) -> Result<Option<(Plan, Vec
 
 /// Whether the prompt fits the session and memory. A text that reaches its end while it is generated stops there.
 pub fn check_context(model: &Model, asked: &Asked, prompt: usize) -> Result<()> {
-    let longest = model.decoder.config().max_position_embeddings;
-    let room = match asked.config.model.max_context {
-        0 => longest,
-        context => context,
-    };
-    if room <= longest && prompt > room {
-        bail!(match room == longest {
-            true => format!("the prompt has {prompt} tokens, the model was made for {longest}; shorten the prompt"),
-            false => format!(
-                "the prompt has {prompt} tokens, --max-context is {room}; shorten the prompt or raise --max-context \
-                 (to {longest} at most)"
-            ),
-        });
-    }
+    turns::check_prompt(model, &asked.config, prompt).map_err(anyhow::Error::msg)?;
     fits::check_run(model, &asked.config, &[prompt]).map_err(anyhow::Error::msg)
 }
 

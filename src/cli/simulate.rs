@@ -3,7 +3,7 @@
 use super::plan::{read_plan, read_policy};
 use super::run_args::{OrderArgs, start};
 use super::simulate_tables::render;
-use super::{heat, print, print_json, remark};
+use super::{Reading, heat, print, print_json, remark};
 use crate::bench::config::idle_prefetch;
 use crate::bench::simulate::{SimulateSpec, load, simulate};
 use crate::bench::simulate_drives::{Known, NewDrive};
@@ -102,6 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         repeats: args.repeats,
         lenient: args.lenient,
     };
+    let reading = Reading::start("simulating");
     let loaded = load(&spec)?;
     for fault in &loaded.work.skipped.first {
         remark(&format!("left out: {fault}"));
@@ -118,6 +119,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             Some(what_if(&spec, &loaded, &args.add_drive, policy, heat)?)
         }
     };
+    drop(reading);
     if args.json {
         let mut value = serde_json::to_value(&record)?;
         value["what_if"] = serde_json::to_value(&more)?;

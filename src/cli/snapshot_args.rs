@@ -10,6 +10,9 @@ use crate::report::units;
 use std::io::Write;
 use std::path::PathBuf;
 
+/// Other texts that are named.
+const OTHERS_NAMED: usize = 4;
+
 /// When the text is kept, and whether one goes on.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Long runs")]
@@ -61,6 +64,19 @@ pub fn say(out: &mut impl Write, result: &RunResult) {
         units::percent(s.blocked_share),
         units::duration(s.write_ns)
     );
+    if !s.other_texts.is_empty() {
+        let (files, bytes) = s.other_texts.iter().fold((0, 0), |(n, sum), o| (n + o.files, sum + o.bytes));
+        let names: Vec<&str> = s.other_texts.iter().take(OTHERS_NAMED).map(|o| o.name.as_str()).collect();
+        let more = if s.other_texts.len() > OTHERS_NAMED { ", ..." } else { "" };
+        let _ = writeln!(
+            out,
+            "{files} snapshots of {} other texts ({}{more}) take {} there, and stay until somebody removes them: rm {}/*-NAME.snapshot",
+            s.other_texts.len(),
+            names.join(", "),
+            units::bytes(bytes),
+            s.folder.display()
+        );
+    }
     if result.generation.stopped == StopReason::Interrupted && s.written > 0 {
         let _ = writeln!(out, "interrupted with {} tokens kept; --resume goes on with them", s.last_tokens);
     }

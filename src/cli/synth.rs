@@ -1,7 +1,8 @@
 //! `argodrive synth`: a random checkpoint in the released layout.
 
 use super::heat::{read_heat, read_text};
-use super::{ByteBar, WIDTH, print};
+use super::verdict::wrapped;
+use super::{ByteBar, Steps, WIDTH, print, status};
 use crate::bench::synth_check::{LayerCheck, RoutingCheck, check, routing_of};
 use crate::layout::heat::{DEFAULT_DOMAIN, Heat, Part};
 use crate::layout::routes::{RouteOptions, import};
@@ -119,7 +120,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     bar.finish();
     let report = report?;
     let checked = match (args.check, &routing) {
-        (Some(tokens), Some(asked)) => Some(check(&args.as_checkpoint, asked, tokens as usize).context("--check")?),
+        (Some(tokens), Some(asked)) => {
+            let mut steps = Steps::default();
+            let mut show = |done: usize| steps.show(done, tokens as usize, "decoding random tokens");
+            let checked = check(&args.as_checkpoint, asked, tokens as usize, &mut show);
+            status("");
+            Some(checked.context("--check")?)
+        }
         _ => None,
     };
     if args.json {
@@ -130,7 +137,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         });
         print(&object.to_string())?;
     } else {
-        print(&format!(
+        print(&wrapped(&format!(
             "{}: {} in {} tensors and {} files; {} experts of {}; random weights, seed {}",
             args.as_checkpoint.display(),
             bytes(report.tensor_bytes),
@@ -139,7 +146,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             report.experts,
             bytes(report.expert_bytes),
             options.seed
-        ))?;
+        )))?;
         if let Some(checked) = &checked {
             show(checked)?;
         }

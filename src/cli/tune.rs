@@ -4,7 +4,7 @@
 use super::campaign::{draw, show_event, show_results};
 use super::run_args::interrupt_flag;
 use super::verdict::wrapped;
-use super::{ByteBar, REJECTED, WIDTH, print, print_json, remark, status};
+use super::{ByteBar, REJECTED, Steps, WIDTH, print, print_json, remark, status};
 use crate::bench::ceiling::Stage;
 use crate::bench::config::Asked;
 use crate::bench::profile::roll_back;
@@ -172,7 +172,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let interrupted = interrupt_flag()?;
     let bars = [ByteBar::new("writing test files"), ByteBar::new("staging")];
-    let tuning = tune(&spec, &inputs, &|| interrupted.load(Ordering::SeqCst), &mut |event| show(event, &bars));
+    let mut steps = Steps::default();
+    let tuning =
+        tune(&spec, &inputs, &|| interrupted.load(Ordering::SeqCst), &mut |event| show(event, &bars, &mut steps));
     bars.iter().for_each(ByteBar::finish);
     status("");
     let tuning = tuning?;
@@ -211,17 +213,20 @@ fn rollback(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(event: Event<'_>, bars: &[ByteBar; 2]) {
+fn show(event: Event<'_>, bars: &[ByteBar; 2], steps: &mut Steps) {
     match event {
         Event::GoesOn(folder) => remark(&format!("going on with {}", folder.display())),
         Event::Reused(part) => remark(&format!("{part}: there already, with the same inputs")),
         Event::Ceiling(Stage::Writing(done_bytes, total_bytes)) => bars[0].show(Progress { done_bytes, total_bytes }),
         Event::Ceiling(Stage::Point(what, at, of)) => {
             bars[0].finish();
-            status(&format!("ceiling, {at} of {of}: {what}"));
+            steps.show(at.saturating_sub(1), of, &format!("ceiling, {at} of {of}: {what}"));
         }
         Event::Ceiling(Stage::Sustaining(..)) => {}
-        Event::Tracing(prompt) => status(&format!("decoding `{prompt}` with the current profile, traced")),
+        Event::Tracing(prompt) => {
+            steps.finish();
+            status(&format!("decoding `{prompt}` with the current profile, traced"));
+        }
         Event::Rejected(record) => {
             status("");
             remark(&format!("a traced run does not count: {}", record.rejected.join("; ")));
@@ -235,13 +240,13 @@ fn show(event: Event<'_>, bars: &[ByteBar; 2]) {
         }
         Event::Fits(candidates, pairs, seconds) => {
             bars[1].finish();
-            status("");
+            steps.finish();
             remark(&format!(
                 "measuring {candidates} candidates, {pairs} pairs of each, at least {}",
                 units::duration((seconds * 1e9) as u64)
             ));
         }
-        Event::Campaign(event) => show_event(event),
+        Event::Campaign(event) => show_event(event, steps),
     }
 }
 

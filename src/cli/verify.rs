@@ -4,6 +4,7 @@ use super::{ByteBar, plan as plan_command, print, print_json, stage};
 use crate::report::units;
 use crate::store::manifest::{DriveManifest, ManifestError, STORE_FILE, StoreManifest, drive_folder};
 use crate::store::verify::{Sample, VerifyReport, verify_pieces, verify_trunk};
+use crate::sys::lock::try_lock;
 use anyhow::{Result, anyhow, bail};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -140,6 +141,15 @@ fn verify_folder(
     look: Look,
     missing: impl Fn(&DriveManifest) -> Vec<String>,
 ) -> Result<Checked> {
+    // What is looked at must not be freed meanwhile. A folder that is not there is said better below.
+    let _reading = match try_lock(&folder, true) {
+        Ok(Err(held)) => bail!(
+            "drive {name}: `argodrive prune` or a rollback ({held}) is freeing space in {}; wait for it to end",
+            folder.display()
+        ),
+        Ok(Ok(file)) => Some(file),
+        Err(_) => None,
+    };
     let manifest = DriveManifest::open(&folder).map_err(|e| match e {
         ManifestError::Io { path, source } if source.kind() == ErrorKind::NotFound => anyhow!(
             "drive {name}: {} is not there: the drive is not mounted, or nothing was staged; run `argodrive stage`",

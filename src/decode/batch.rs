@@ -6,6 +6,7 @@
 use super::error::DecodeError;
 use super::generate::{GenerateError, Generation, StopReason, again};
 use super::guess::GuessSource;
+use super::kv::{CacheShape, KvTier};
 use super::observe::Observer;
 use super::runner::Runner;
 use super::sampler::{Sampler, SamplerCounters, SamplerOptions};
@@ -119,6 +120,16 @@ struct Progress<'a> {
 impl Batch {
     /// `lanes` empty lanes (at most `options.max_rows`), each for `options.max_context` tokens.
     pub fn new(decoder: Arc<Decoder>, options: SessionOptions, lanes: usize) -> Result<Self, DecodeError> {
+        Self::shaped(decoder, options, lanes, CacheShape::Whole)
+    }
+
+    /// The same with latent caches of this shape.
+    pub fn shaped(
+        decoder: Arc<Decoder>,
+        options: SessionOptions,
+        lanes: usize,
+        shape: CacheShape,
+    ) -> Result<Self, DecodeError> {
         let lanes = match lanes {
             _ if knob::skipped(Knob::Parallel) => 1,
             lanes => lanes + usize::from(knob::forced(Knob::Parallel)),
@@ -128,9 +139,9 @@ impl Batch {
             let expected = "1 with guesses from the text (draft)".into();
             return Err(DecodeError::Option { option: "lanes", seen: lanes as u64, expected });
         }
-        let timeline = |_| Timeline::new(&decoder.config, options.max_context);
+        let timeline = |lane| Timeline::in_lane(&decoder.config, options.max_context, shape, lane);
         let timelines = (0..lanes).map(timeline).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { runner: Runner::new(Arc::clone(&decoder), options)?, timelines })
+        Ok(Self { runner: Runner::new(Arc::clone(&decoder), options, shape)?, timelines })
     }
 
     /// The run's clock.
@@ -146,6 +157,16 @@ impl Batch {
     /// The same, to give it a source.
     pub fn trunk_mut(&mut self) -> &mut TrunkBlocks {
         self.runner.trunk_mut()
+    }
+
+    /// The tier of latent caches.
+    pub fn kv(&self) -> &KvTier {
+        self.runner.kv()
+    }
+
+    /// The same, to give it a place for blocks.
+    pub fn kv_mut(&mut self) -> &mut KvTier {
+        self.runner.kv_mut()
     }
 
     /// The time account.
@@ -363,6 +384,7 @@ impl<'a> Progress<'a> {
             prefill_distinct: self.prompts.prompt_distinct,
             prefill_stall_ns: self.prompts.stall_ns,
             decode_stall_ns: self.decode.stall_ns,
+            decode_kv_stall_ns: self.decode.kv_stall_ns,
             decode_barriers: self.decode.barriers,
         };
         BatchGeneration { total, sequences: self.out, decode: self.decode }

@@ -101,6 +101,9 @@ pub enum DecodeError {
     /// The trunk is streamed, and nothing was given to the session that would read it.
     #[error("the trunk is streamed, but this session has no source for it; load the model with its trunk mapped")]
     NoBlocks,
+    /// Latent rows have to leave memory, and nothing was given to the session that would keep them.
+    #[error("latent rows have to leave memory, but this session has nobody who keeps them; open it without --kv-ram")]
+    NoBlockStore,
     /// The source delivered an expert that was not asked for, or one twice.
     #[error("{0} arrived but is not awaited; the expert source is faulty")]
     UnexpectedExpert(ExpertKey),

@@ -44,6 +44,18 @@ pub enum GenerateError {
         /// Tokens that the session was fed.
         position: usize,
     },
+    /// The session does not hold the part of the prompt that is said to have been fed, or there is nothing to go on from.
+    #[error(
+        "{fed} of {prompt} prompt tokens are said to have been fed, and the session holds {position}; reset it first"
+    )]
+    Fed {
+        /// Tokens said to have been fed.
+        fed: usize,
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens that the session was fed.
+        position: usize,
+    },
     /// There is nothing to start from.
     #[error("the prompt is empty; give at least one token of text")]
     EmptyPrompt,
@@ -105,6 +117,8 @@ pub struct Generation {
     pub prefill_stall_ns: u64,
     /// Time that decode passes waited for experts.
     pub decode_stall_ns: u64,
+    /// Time of decoding in which it waited for latent rows to leave memory or to come back.
+    pub decode_kv_stall_ns: u64,
     /// Barriers of the decode passes.
     pub decode_barriers: u64,
 }
@@ -227,6 +241,19 @@ pub struct Beside<'a> {
     /// Tokens that were generated before; the session holds the prompt and all of them but the last. The prompt is not read
     /// again.
     pub resumed: &'a [u32],
+    /// The beginning of the prompt that the session holds already; only the rest is read.
+    pub held: HeldPrompt<'a>,
+    /// Is called with the session once the prompt is read; its last pass's logits are those behind the prompt.
+    pub at_prompt_end: Option<&'a mut dyn FnMut(&mut Session)>,
+}
+
+/// The beginning of a prompt that a session holds from an earlier text.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeldPrompt<'a> {
+    /// Its tokens; 0 = none, the session is read whatever it held before.
+    pub tokens: usize,
+    /// The logits behind it, needed only if it is the whole prompt.
+    pub logits: &'a [f32],
 }
 
 /// As [`generate`], with whoever takes part.
@@ -238,7 +265,7 @@ pub fn generate_with(
     on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     beside: Beside<'_>,
 ) -> Result<Generation, GenerateError> {
-    let Beside { mut observer, mut speculator, mut snapshots, resumed } = beside;
+    let Beside { mut observer, mut speculator, mut snapshots, resumed, held, at_prompt_end } = beside;
     let (prompt, generated, position) = (request.prompt.len(), resumed.len(), session.position());
     if prompt == 0 {
         return Err(GenerateError::EmptyPrompt);
@@ -246,14 +273,21 @@ pub fn generate_with(
     if generated > 0 && position != prompt + generated - 1 {
         return Err(GenerateError::Resume { prompt, generated, position });
     }
+    let whole = held.tokens == prompt && !held.logits.is_empty();
+    if held.tokens > 0 && (position != held.tokens || !(held.tokens < prompt || whole) || generated > 0) {
+        return Err(GenerateError::Fed { fed: held.tokens, prompt, position });
+    }
     let clock = Clock::start();
     let before = session.counters().total;
     session.begin_prompt();
     let piece_rows = if knob::skipped(Knob::PrefillRows) { request.piece_rows / 2 } else { request.piece_rows };
     let max_new = request.max_new + if knob::skipped(Knob::MaxNew) { 4 } else { 0 };
-    let pieces = request.prompt.chunks(piece_rows.max(1));
-    let last_piece = pieces.len() - 1;
+    let pieces = request.prompt[held.tokens..].chunks(piece_rows.max(1));
+    let last_piece = pieces.len().saturating_sub(1);
     let mut next = None;
+    if whole && max_new > 0 {
+        next = Some(sampler.sample(held.logits, prompt as u64)?);
+    }
     for (index, piece) in pieces.enumerate().filter(|_| generated == 0) {
         let want = if index == last_piece { Logits::Last } else { Logits::None };
         let position = (session.position() + piece.len()) as u64;
@@ -261,6 +295,9 @@ pub fn generate_with(
         if index == last_piece && max_new > 0 {
             next = Some(sampler.sample(logits, position)?);
         }
+    }
+    if let Some(at_prompt_end) = at_prompt_end.filter(|_| generated == 0) {
+        at_prompt_end(session);
     }
     if let Some(speculator) = &mut speculator {
         speculator.begin(session, request.prompt, max_new)?;
@@ -285,6 +322,7 @@ pub fn generate_with(
         prefill_distinct: after_prompt.prompt_distinct - before.prompt_distinct,
         prefill_stall_ns: after_prompt.stall_ns - before.stall_ns,
         decode_stall_ns: 0,
+        decode_kv_stall_ns: 0,
         decode_barriers: 0,
     };
     let mut text = Growing { out, clock, stop: request.stop, max_new, on_token };
@@ -328,6 +366,7 @@ pub fn generate_with(
     let mut out = text.out;
     let end = session.counters().total;
     out.decode_stall_ns = end.stall_ns - after_prompt.stall_ns;
+    out.decode_kv_stall_ns = end.kv_stall_ns - after_prompt.kv_stall_ns;
     out.decode_barriers = end.barriers - after_prompt.barriers;
     Ok(out)
 }

@@ -144,6 +144,11 @@ impl Mark {
         self.position = position;
     }
 
+    /// Where the text ended.
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
     /// Puts `states` back; returns the position.
     pub(super) fn restore(&self, states: &mut [State]) -> usize {
         let own = states.iter_mut().filter_map(|s| if let State::Kda(kda) = s { Some(kda) } else { None });

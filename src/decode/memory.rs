@@ -3,7 +3,9 @@
 
 use super::held::Held;
 use super::kernels::{Activations, room_bytes};
+use super::kv::KvPlan;
 use super::scratch::{Scratch, history_values, kda_values, mla_values, widest};
+use super::speculate::MAX_DEPTH;
 use crate::model::config::{AttnKind, ModelConfig};
 
 /// What a session, or lanes, take in memory.
@@ -46,6 +48,22 @@ impl SessionBytes {
         // every row has logits
         let logits = (rows as u64).saturating_mul(4).saturating_mul(cfg.vocab_size as u64);
         Self { held_bytes: Held::bytes(cfg, rows).saturating_add(logits), ..self }
+    }
+
+    /// With latent caches that are cut by `plan`, those of all lanes together.
+    pub fn with_kv(self, plan: Option<&KvPlan>) -> Self {
+        let Some(plan) = plan else { return self };
+        let working_bytes = self.working_bytes.saturating_add(plan.working_bytes());
+        Self { latent_cache_bytes: plan.resident_bytes().min(self.latent_cache_bytes), working_bytes, ..self }
+    }
+
+    /// With latent caches of the last `rows` rows that attention looks at, and those that may be taken back; 0 = all.
+    pub fn with_window(self, cfg: &ModelConfig, rows: usize) -> Self {
+        if rows == 0 {
+            return self;
+        }
+        let kept = Self::of(cfg, rows.saturating_add(MAX_DEPTH), 1).latent_cache_bytes;
+        Self { latent_cache_bytes: kept.min(self.latent_cache_bytes), ..self }
     }
 
     /// For so many texts that share passes: working memory is theirs together; with more than one, every text has logits of

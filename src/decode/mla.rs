@@ -1,26 +1,27 @@
 //! MLA, the latent full-attention layers without positions (k3-architecture.md section 2.3), in absorbed form: keys
 //! and values are never expanded, the cache holds one latent row per token.
 
+use super::attend::Heads;
 use super::error::DecodeError;
-use super::kernels::{Matrix, Rows};
+use super::kernels::Rows;
+use super::kv::KvTier;
 use super::scratch::MlaScratch;
 use super::timeline::{Lane, parts};
 use super::weights::{Mla, View};
+use crate::clock::Clock;
 use crate::ids::LayerId;
 
 /// Epsilon of the two latent norms; a constant of the released code, not `rms_norm_eps`.
 const LATENT_EPS: f32 = 1e-6;
-/// Multiplications of a row's scores that are worth another thread's attention.
-const SHARED_PRODUCTS: usize = 64 * 1024;
 
-/// Runs a block of rows `x` (`[rows, hidden]`, normed; row `first` of the pass on) through `layer`, appending to the lanes'
+/// Runs a block of rows `x` (`[rows, hidden]`, normed; row `first` of pass `step` on) through `layer`, appending to the lanes'
 /// caches. Matrices see all rows at once, the attention of a row only its own lane's cache.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn forward(
     dec: View<'_>,
     w: &Mla,
-    layer: LayerId,
-    lanes: &mut [Lane<'_>],
+    (step, layer, clock): (u64, LayerId, Clock),
+    (lanes, kv): (&mut [Lane<'_>], &mut KvTier),
     first: usize,
     x: Rows<'_>,
     s: &mut MlaScratch,
@@ -50,36 +51,30 @@ pub(super) fn forward(
         k.rms_norm_in_place(&mut row[..rank], &w.kv_a_norm, LATENT_EPS);
     }
 
-    let scale = 1.0 / (dq as f32).sqrt();
+    let heads_of = Heads::new(dec, w);
     for part in parts(lanes, first, rows) {
-        let cache = part.timeline.mla(layer)?;
-        cache[part.position * cached..(part.position + part.count) * cached]
-            .copy_from_slice(&new[part.first * cached..(part.first + part.count) * cached]);
-        let cache = &*cache;
-        for (row, seen) in (part.first..part.first + part.count).zip(part.position + 1..) {
-            let q = &q[row * heads * dq..(row + 1) * heads * dq];
-            let (query, scores) = (&mut s.query[..heads * cached], &mut s.scores[..heads * seen]);
-            let latent = &mut s.latent[row * heads * rank..(row + 1) * heads * rank];
-            // Each thread has some heads, which go through the cache together.
-            let alone = heads * seen * cached < SHARED_PRODUCTS;
-            let some = if alone { heads } else { heads.div_ceil(k.pool().threads()) };
-            let shares = [(query, some * cached), (scores, some * seen), (latent, some * rank)];
-            k.by_parts(1, shares, &|share, [query, scores, latent]| {
-                let own = share * some..share * some + query.len() / cached;
-                for (head, query) in own.clone().zip(query.chunks_exact_mut(cached)) {
-                    let q = &q[head * dq..(head + 1) * dq];
-                    let keys = dec.matrix_rows(w.kv_b, head * (dn + dv), dn);
-                    k.combine_matrix(&q[..dn], keys, &mut query[..rank]);
-                    query[rank..].copy_from_slice(&q[dn..]);
+        let (cache, kept) = part.timeline.mla(layer)?;
+        let mut done = 0;
+        while done < part.count {
+            let (row, position) = (part.first + done, part.position + done);
+            let group = kv.group(heads, position, part.count - done);
+            let group = kv.make_room(cache, (layer, clock), position, group, kept)?;
+            kv.note(cache.put(position, &new[row * cached..(row + group) * cached]));
+            let q = &q[row * heads * dq..(row + group) * heads * dq];
+            let latent = &mut s.latent[row * heads * rank..(row + group) * heads * rank];
+            if cache.spilled().0 > 0 {
+                heads_of.attend_spilled(cache, position, q, kv.reading(step, layer, clock), latent)?;
+                kv.saw(position + group);
+            } else {
+                let each = q.chunks_exact(heads * dq).zip(latent.chunks_exact_mut(heads * rank));
+                for ((q, latent), position) in each.zip(position..) {
+                    let seen = cache.seen(position);
+                    kv.saw(seen.len());
+                    let (query, scores) = (&mut s.query[..heads * cached], &mut s.scores[..heads * seen.len()]);
+                    heads_of.attend(cache, seen, q, query, scores, latent);
                 }
-                k.matmul(Matrix::f32(cache, seen, cached), Rows::packed(query, own.len()), scores, seen, &mut []);
-                scores.chunks_exact_mut(seen).for_each(|scores| k.softmax(scores, scale));
-                k.combine_all(
-                    Rows::packed(scores, own.len()),
-                    Rows { data: cache, stride: cached, count: seen },
-                    latent,
-                );
-            });
+            }
+            done += group;
         }
     }
 

@@ -2,6 +2,7 @@
 //! model ([`session::Session`]) and several that share its passes ([`batch::Batch`]). Opens no file and knows no drive: weights
 //! come from a `Trunk`, experts through an `ExpertSource`.
 
+mod attend;
 mod attn_res;
 pub mod batch;
 pub mod blocks;
@@ -12,6 +13,8 @@ pub mod guess;
 mod held;
 mod kda;
 pub mod kernels;
+pub mod kv;
+mod latent;
 pub mod logit_error;
 pub mod memory;
 mod mla;
@@ -32,6 +35,7 @@ pub use batch::Batch;
 pub use error::DecodeError;
 pub use guess::GuessSource;
 pub use kernels::{ActivationCounts, Activations, KernelIsa, Kernels, WeightForm};
+pub use kv::{CacheShape, KvCounters, KvPlan, KvTier};
 pub use logit_error::LogitError;
 pub use observe::{Observer, Point};
 pub use session::{Logits, Session, SessionCounters, SessionOptions};

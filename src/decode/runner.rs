@@ -6,6 +6,7 @@ use super::attn_res;
 use super::error::DecodeError;
 use super::guess::{GuessSource, Guesser};
 use super::kernels::Rows;
+use super::kv::{CacheShape, KvTier};
 use super::moe::{self, Pass};
 use super::observe::{Observer, Point};
 use super::scratch::{GRAIN_ROWS, Scratch, blocks};
@@ -26,6 +27,8 @@ pub(super) struct Runner {
     guesser: Guesser,
     /// Where blocks of a streamed trunk come from.
     trunk: TrunkBlocks,
+    /// Where latent rows go that do not stay in memory.
+    kv: KvTier,
     /// By layer and expert: whether a pass over these prompts has asked for it.
     prompt_seen: Vec<bool>,
     /// By row of the pass.
@@ -36,9 +39,10 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// For texts of at most `options.max_context` tokens.
-    pub(super) fn new(decoder: Arc<Decoder>, options: SessionOptions) -> Result<Self, DecodeError> {
+    /// For texts of at most `options.max_context` tokens, with latent caches of this shape.
+    pub(super) fn new(decoder: Arc<Decoder>, options: SessionOptions, shape: CacheShape) -> Result<Self, DecodeError> {
         let config = &decoder.config;
+        let kv = KvTier::new(config, shape);
         check_option("max_rows", options.max_rows, config.max_position_embeddings)?;
         let guesser = Guesser::new(options.guess, config, options.max_context);
         let prompt_seen = vec![false; config.layers.len() * config.moe.as_ref().map_or(0, |m| m.experts)];
@@ -48,6 +52,7 @@ impl Runner {
             scratch: Scratch::default(),
             guesser,
             trunk: TrunkBlocks::default(),
+            kv,
             prompt_seen,
             places: Vec::new(),
             logits: Vec::new(),
@@ -70,6 +75,14 @@ impl Runner {
 
     pub(super) fn trunk_mut(&mut self) -> &mut TrunkBlocks {
         &mut self.trunk
+    }
+
+    pub(super) fn kv(&self) -> &KvTier {
+        &self.kv
+    }
+
+    pub(super) fn kv_mut(&mut self) -> &mut KvTier {
+        &mut self.kv
     }
 
     pub(super) fn counters(&self) -> &SessionCounters {
@@ -145,7 +158,7 @@ impl Runner {
         want: Logits,
         observer: Option<&mut dyn Observer>,
     ) -> Result<&[f32], DecodeError> {
-        let Self { decoder, options, scratch, guesser, trunk, prompt_seen, places, logits, .. } = self;
+        let Self { decoder, options, scratch, guesser, trunk, kv, prompt_seen, places, logits, .. } = self;
         let (dec, clock) = (&**decoder, options.clock);
         let start_ns = clock.now_ns();
         scratch.reserve(&dec.config, rows, options.max_context);
@@ -166,10 +179,12 @@ impl Runner {
         let stats = PassStats { rows: rows as u64, ..PassStats::default() };
         let mut pass = Pass { step, source, observer, clock, stats, guesser, places, prompt_seen };
         let mut streamed = trunk.during_pass(want != Logits::None, clock);
-        layers(dec, scratch, lanes, &mut pass, &mut streamed)?;
+        let kv_before = kv.counters();
+        layers(dec, scratch, (lanes, kv), &mut pass, &mut streamed)?;
         let mut stats = pass.stats;
         output(dec, scratch, places, want, logits, &mut streamed)?;
         stats.trunk_stall_ns = streamed.stall_ns;
+        stats.kv_stall_ns = kv.counters().stall_ns() - kv_before.stall_ns();
         self.counters.trunk_blocks += streamed.blocks;
         self.counters.trunk_bytes += streamed.bytes;
         for lane in lanes.iter_mut() {
@@ -180,7 +195,8 @@ impl Runner {
             }
         }
         let spent_ns = clock.now_ns() - start_ns;
-        stats.compute_ns = spent_ns.saturating_sub(stats.stall_ns).saturating_sub(stats.trunk_stall_ns);
+        let waited_ns = stats.stall_ns + stats.trunk_stall_ns + stats.kv_stall_ns;
+        stats.compute_ns = spent_ns.saturating_sub(waited_ns);
         self.account(stats, phase, lanes.len() as u64);
         Ok(&self.logits)
     }
@@ -234,7 +250,7 @@ impl Runner {
 fn layers(
     dec: &Decoder,
     s: &mut Scratch,
-    lanes: &mut [Lane<'_>],
+    (lanes, kv): (&mut [Lane<'_>], &mut KvTier),
     pass: &mut Pass<'_, '_>,
     streamed: &mut Streamed<'_>,
 ) -> Result<(), DecodeError> {
@@ -262,7 +278,10 @@ fn layers(
             let (x, out) = (x.part(first, count), &mut out[first * h..(first + count) * h]);
             match &w.attn {
                 Attn::Kda(w) => kda::forward(dec, w, layer, lanes, first, x, &mut s.kda, &mut s.wide, out)?,
-                Attn::Mla(w) => mla::forward(dec, w, layer, lanes, first, x, &mut s.mla, &mut s.wide, out)?,
+                Attn::Mla(w) => {
+                    let at = (pass.step.step, layer, pass.clock);
+                    mla::forward(dec, w, at, (lanes, kv), first, x, &mut s.mla, &mut s.wide, out)?;
+                }
             }
         }
         see(pass, layer, Point::AttnOut, out);

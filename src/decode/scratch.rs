@@ -5,6 +5,8 @@
 pub(super) use super::kernels::PART_ROWS;
 use super::kernels::WIDE_ROWS;
 use super::kernels::pool::MAX_THREADS;
+use super::kv::CacheShape;
+use super::latent::Latent;
 use crate::ids::ExpertId;
 use crate::model::config::{AttnKind, ModelConfig};
 use std::ops::Range;
@@ -30,8 +32,8 @@ pub(super) fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
 /// What one layer remembers between passes.
 pub(super) enum State {
     Kda(KdaState),
-    /// Normalised latent and shared key part per token, `[max_context, kv_lora + rope]`.
-    Mla(Vec<f32>),
+    /// Normalised latent and shared key part per token.
+    Mla(Latent),
 }
 
 /// The recurrent state of a KDA layer.
@@ -58,23 +60,31 @@ pub(super) fn mla_values(cfg: &ModelConfig) -> usize {
 }
 
 impl State {
-    /// Empty states of all layers. The MLA caches are zeroed pages that take memory only when they are written.
-    pub(super) fn empty(cfg: &ModelConfig, max_context: usize) -> Vec<State> {
+    /// Empty states of all layers of a text in lane `lane`.
+    pub(super) fn empty(cfg: &ModelConfig, max_context: usize, shape: CacheShape, lane: usize) -> Vec<State> {
         let history = || vec![0.0; history_values(cfg)];
-        let state = |kind: AttnKind| match kind {
+        let caches = cfg.layers.iter().filter(|l| l.attn == AttnKind::Mla).count();
+        let mut index = lane * caches;
+        let mut state = |kind: AttnKind| match kind {
             AttnKind::Kda => {
                 State::Kda(KdaState { s: vec![0.0; kda_values(cfg)], conv: [history(), history(), history()] })
             }
-            AttnKind::Mla => State::Mla(vec![0.0; max_context * mla_values(cfg)]),
+            AttnKind::Mla => {
+                index += 1;
+                State::Mla(Latent::new(mla_values(cfg), max_context, shape, index - 1))
+            }
         };
         cfg.layers.iter().map(|l| state(l.attn)).collect()
     }
 
-    /// Forgets everything. An MLA cache is read only up to the position, so it may keep its old rows.
+    /// Forgets everything.
     pub(super) fn reset(&mut self) {
-        if let State::Kda(kda) = self {
-            kda.s.fill(0.0);
-            kda.conv.iter_mut().for_each(|c| c.fill(0.0));
+        match self {
+            State::Kda(kda) => {
+                kda.s.fill(0.0);
+                kda.conv.iter_mut().for_each(|c| c.fill(0.0));
+            }
+            State::Mla(cache) => cache.reset(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::error::DecodeError;
 use super::guess::{GuessSource, GuessesMade};
+use super::kv::{CacheShape, KvTier};
 use super::observe::Observer;
 use super::runner::Runner;
 use super::streamed::TrunkBlocks;
@@ -58,6 +59,8 @@ pub struct PassStats {
     pub stall_ns: u64,
     /// Time in which it waited for a block of a streamed trunk.
     pub trunk_stall_ns: u64,
+    /// Time in which it waited for latent rows to leave memory or to come back.
+    pub kv_stall_ns: u64,
 }
 
 impl PassStats {
@@ -71,6 +74,7 @@ impl PassStats {
         self.compute_ns += pass.compute_ns;
         self.stall_ns += pass.stall_ns;
         self.trunk_stall_ns += pass.trunk_stall_ns;
+        self.kv_stall_ns += pass.kv_stall_ns;
     }
 }
 
@@ -119,8 +123,13 @@ pub struct Session {
 impl Session {
     /// An empty timeline.
     pub fn new(decoder: Arc<Decoder>, options: SessionOptions) -> Result<Self, DecodeError> {
-        let timeline = Timeline::new(&decoder.config, options.max_context)?;
-        Ok(Self { runner: Runner::new(decoder, options)?, timeline })
+        Self::shaped(decoder, options, CacheShape::Whole)
+    }
+
+    /// The same with latent caches of this shape.
+    pub fn shaped(decoder: Arc<Decoder>, options: SessionOptions, shape: CacheShape) -> Result<Self, DecodeError> {
+        let timeline = Timeline::in_lane(&decoder.config, options.max_context, shape, 0)?;
+        Ok(Self { runner: Runner::new(decoder, options, shape)?, timeline })
     }
 
     /// The model.
@@ -169,14 +178,24 @@ impl Session {
         self.timeline.mla_rows(layer)
     }
 
-    /// The text's state, for a snapshot.
-    pub(super) fn timeline(&self) -> &Timeline {
-        &self.timeline
+    /// Appends the text's state to a snapshot.
+    pub(super) fn write_state(&self, out: &mut Vec<u8>) -> Result<(), DecodeError> {
+        self.timeline.write_to(self.runner.kv(), out)
     }
 
-    /// The same, to be filled from one.
-    pub(super) fn timeline_mut(&mut self) -> &mut Timeline {
-        &mut self.timeline
+    /// Has it filled from one. Until [`Session::resume_at`] it belongs to no text.
+    pub(super) fn read_state<E: From<DecodeError>>(
+        &mut self,
+        position: usize,
+        fill: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let clock = self.clock();
+        self.timeline.read_from(position, (self.runner.kv_mut(), clock), fill)
+    }
+
+    /// The state is there: the text has `position` tokens.
+    pub(super) fn resume_at(&mut self, position: usize) {
+        self.timeline.resume_at(position);
     }
 
     /// Feeds `tokens` at the current position; returns the logits asked for, `[rows, vocab]`. After an error the
@@ -238,6 +257,16 @@ impl Session {
     /// The same, to give it a source.
     pub fn trunk_mut(&mut self) -> &mut TrunkBlocks {
         self.runner.trunk_mut()
+    }
+
+    /// The tier of latent caches.
+    pub fn kv(&self) -> &KvTier {
+        self.runner.kv()
+    }
+
+    /// The same, to give it a place for blocks.
+    pub fn kv_mut(&mut self) -> &mut KvTier {
+        self.runner.kv_mut()
     }
 
     /// The logits that the last pass returned.

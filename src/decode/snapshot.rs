@@ -162,14 +162,7 @@ pub fn encode(run: &SnapshotRun, text: &TextState<'_>, out: &mut Vec<u8>) -> Res
     let tokens = (prompt.len() + generated.len()) as u64 * 4;
     begin(out, &header, tokens + state_bytes(session.decoder().config(), session.position()));
     prompt.iter().chain(generated).for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
-    for values in session.timeline().parts()? {
-        if cfg!(target_endian = "little") {
-            out.extend_from_slice(bytemuck::cast_slice(values));
-        } else {
-            values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
-        }
-    }
-    Ok(())
+    session.write_state(out)
 }
 
 /// The header of a snapshot, checked against itself and against the bytes of tokens and states that follow it.
@@ -248,14 +241,15 @@ pub fn restore(
     session: &mut Session,
     sampler: &mut Sampler,
 ) -> Result<(), SnapshotFault> {
-    for values in session.timeline_mut().parts_mut(header.position)? {
+    session.read_state(header.position, &mut |values: &mut [f32]| {
         payload.read_exact(bytemuck::cast_slice_mut(values))?;
         if cfg!(target_endian = "big") {
             values.iter_mut().for_each(|v| *v = f32::from_bits(v.to_bits().swap_bytes()));
         }
-    }
+        Ok::<(), SnapshotFault>(())
+    })?;
     sampler.resume(header.sampler_state, header.sampler_counters).map_err(|e| SnapshotFault::Content(e.to_string()))?;
-    session.timeline_mut().resume_at(header.position);
+    session.resume_at(header.position);
     Ok(())
 }
 

@@ -5,8 +5,11 @@
 use super::error::DecodeError;
 use super::held::{Held, HeldLayer, Mark};
 use super::kernels::Kernels;
+use super::kv::{CacheShape, KvTier};
+use super::latent::Latent;
 use super::scratch::{BLOCK_ROWS, KdaState, State, mla_values};
 use super::session::KdaView;
+use crate::clock::Clock;
 use crate::ids::LayerId;
 use crate::model::config::ModelConfig;
 use crate::source::StepInfo;
@@ -35,8 +38,18 @@ pub(super) type Recurrence<'a> = (&'a mut KdaState, Option<(&'a mut HeldLayer, &
 impl Timeline {
     /// An empty text of at most `max_context` tokens, which the model must allow.
     pub fn new(cfg: &ModelConfig, max_context: usize) -> Result<Self, DecodeError> {
+        Self::in_lane(cfg, max_context, CacheShape::Whole, 0)
+    }
+
+    /// The same, in lane `lane`, with latent caches of this shape.
+    pub(super) fn in_lane(
+        cfg: &ModelConfig,
+        max_context: usize,
+        shape: CacheShape,
+        lane: usize,
+    ) -> Result<Self, DecodeError> {
         check_option("max_context", max_context, cfg.max_position_embeddings)?;
-        let states = State::empty(cfg, max_context);
+        let states = State::empty(cfg, max_context, shape, lane);
         Ok(Self {
             states,
             cached: mla_values(cfg),
@@ -88,44 +101,70 @@ impl Timeline {
         }
     }
 
-    /// The cached rows of an MLA layer, `[position, kv_lora + rope]`; `None` for other layers.
+    /// The cached rows of an MLA layer, `[position, kv_lora + rope]`; `None` for other layers, and where not all are in memory.
     pub fn mla_rows(&self, layer: LayerId) -> Option<&[f32]> {
         match self.states.get(layer.index())? {
-            State::Mla(cache) => Some(&cache[..self.position * self.cached]),
-            State::Kda(_) => None,
+            State::Mla(cache) if cache.first() == 0 => Some(cache.pieces(0..self.position)[0]),
+            State::Mla(_) | State::Kda(_) => None,
         }
     }
 
-    /// Everything that the text is remembered by, layer by layer: a state and its three histories, or rows of a cache.
-    pub(super) fn parts(&self) -> Result<impl Iterator<Item = &[f32]>, DecodeError> {
+    /// Appends everything that the text is remembered by to `out`, layer by layer: a state and its three histories, or rows of a cache;
+    /// little-endian. Rows that are not in memory come from `kv`.
+    pub(super) fn write_to(&self, kv: &KvTier, out: &mut Vec<u8>) -> Result<(), DecodeError> {
         if !self.usable || self.waiting.is_some() {
             return Err(DecodeError::Unusable);
         }
-        let rows = self.position * self.cached;
-        Ok(self.states.iter().flat_map(move |state| {
-            let (first, conv) = match state {
-                State::Kda(kda) => (&kda.s[..], Some(&kda.conv)),
-                State::Mla(cache) => (&cache[..rows], None),
-            };
-            std::iter::once(first).chain(conv.into_iter().flatten().map(Vec::as_slice))
-        }))
+        for (state, layer) in self.states.iter().zip((0..).map(LayerId)) {
+            match state {
+                State::Kda(kda) => std::iter::once(&kda.s).chain(&kda.conv).for_each(|values| append(values, out)),
+                State::Mla(cache) => {
+                    let ((blocks, base), first) = (cache.spilled(), cache.first().min(self.position));
+                    for block in base..base + blocks {
+                        let from = out.len();
+                        kv.copy(layer, block, cache.block_rows() * self.cached * size_of::<f32>(), out)?;
+                        if cfg!(target_endian = "big") {
+                            out[from..].chunks_exact_mut(4).for_each(<[u8]>::reverse);
+                        }
+                    }
+                    cache.pieces(first..self.position).iter().for_each(|values| append(values, out));
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// The same, to be filled for a text of `position` tokens. Until [`Timeline::resume_at`] it belongs to no text.
-    pub(super) fn parts_mut(&mut self, position: usize) -> Result<impl Iterator<Item = &mut [f32]>, DecodeError> {
+    /// Has the same filled by `fill` for a text of `position` tokens. Until [`Timeline::resume_at`] it belongs to no text.
+    pub(super) fn read_from<E: From<DecodeError>>(
+        &mut self,
+        position: usize,
+        (kv, clock): (&mut KvTier, Clock),
+        fill: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         if position > self.max_context {
-            return Err(DecodeError::ContextFull { needed: position, max: self.max_context });
+            return Err(DecodeError::ContextFull { needed: position, max: self.max_context }.into());
         }
         self.reset();
         self.usable = false;
-        let rows = position * self.cached;
-        Ok(self.states.iter_mut().flat_map(move |state| {
-            let (first, conv) = match state {
-                State::Kda(kda) => (&mut kda.s[..], Some(&mut kda.conv)),
-                State::Mla(cache) => (&mut cache[..rows], None),
-            };
-            std::iter::once(first).chain(conv.into_iter().flatten().map(Vec::as_mut_slice))
-        }))
+        for (state, layer) in self.states.iter_mut().zip((0..).map(LayerId)) {
+            match state {
+                State::Kda(kda) => {
+                    let parts = std::iter::once(&mut kda.s).chain(&mut kda.conv);
+                    parts.into_iter().try_for_each(|values| fill(values))?;
+                }
+                State::Mla(cache) => {
+                    let mut at = 0;
+                    while at < position {
+                        let rows = kv.make_room(cache, (layer, clock), at, kv.some_rows(position - at), at)?;
+                        let (place, grown) = cache.place(at, rows);
+                        at += place.len() / self.cached;
+                        fill(place)?;
+                        kv.note((grown, 0));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Every part is there: the text has `position` tokens.
@@ -189,6 +228,10 @@ impl Timeline {
     /// Goes back to what was marked, whatever was fed or failed since.
     pub(super) fn rewind(&mut self) -> Result<(), DecodeError> {
         let mark = self.mark.as_ref().ok_or(DecodeError::Unusable)?;
+        let reached = |state: &State| !matches!(state, State::Mla(cache) if !cache.reaches_back_to(mark.position()));
+        if !self.states.iter().all(reached) {
+            return Err(DecodeError::Unusable);
+        }
         self.position = mark.restore(&mut self.states);
         (self.usable, self.on_trial, self.waiting) = (true, false, None);
         Ok(())
@@ -209,12 +252,21 @@ impl Timeline {
         }
     }
 
-    /// The cache of MLA layer `layer`, `[max_context, kv_lora + rope]`.
-    pub(super) fn mla(&mut self, layer: LayerId) -> Result<&mut [f32], DecodeError> {
+    /// The cache of MLA layer `layer`, and the position from which on rows are not text yet and may be taken back.
+    pub(super) fn mla(&mut self, layer: LayerId) -> Result<(&mut Latent, usize), DecodeError> {
+        let kept = if self.on_trial { self.position } else { self.max_context };
         match self.states.get_mut(layer.index()) {
-            Some(State::Mla(cache)) => Ok(cache),
+            Some(State::Mla(cache)) => Ok((cache, kept)),
             _ => Err(of_another_kind(layer)),
         }
+    }
+}
+
+fn append(values: &[f32], out: &mut Vec<u8>) {
+    if cfg!(target_endian = "little") {
+        out.extend_from_slice(bytemuck::cast_slice(values));
+    } else {
+        values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
     }
 }
 

@@ -21,31 +21,33 @@ const TIME_UNITS: [(&str, u128); 6] =
 
 /// Parses bytes: a number and a unit (`4096`, `26KiB`, `1.5 GB`). Without a unit it is bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let (digits, unit) = split(text)?;
+    const WANTED: &str = "a size such as `26KiB` or `1.5GB`";
+    let (digits, unit) = split(text, WANTED)?;
     let unit = if unit.is_empty() { "B" } else { unit };
-    scaled(text, digits, unit, &BYTE_UNITS, "a size such as `26KiB` or `1.5GB`")
+    scaled(text, digits, unit, &BYTE_UNITS, WANTED)
 }
 
 /// Parses a rate into bytes per second: `50MB/s`, `13.6GB/s`.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     const WANTED: &str = "a rate such as `50MB/s` or `13.6GB/s`";
     let amount = text.trim().strip_suffix("/s").ok_or_else(|| format!("`{text}` is not {WANTED}"))?;
-    let (digits, unit) = split(amount)?;
+    let (digits, unit) = split(amount, WANTED)?;
     scaled(text, digits, unit, &BYTE_UNITS, WANTED)
 }
 
 /// Parses a duration into nanoseconds: `500us`, `2ms`, `1.5s`. The unit is required, except for `0`.
 pub fn parse_duration_ns(text: &str) -> Result<u64, String> {
-    let (digits, unit) = split(text)?;
+    const WANTED: &str = "a duration such as `500us` or `2ms`";
+    let (digits, unit) = split(text, WANTED)?;
     let unit = if unit.is_empty() && digits.bytes().all(|b| b == b'0') { "ns" } else { unit };
-    scaled(text, digits, unit, &TIME_UNITS, "a duration such as `500us` or `2ms`")
+    scaled(text, digits, unit, &TIME_UNITS, WANTED)
 }
 
-fn split(text: &str) -> Result<(&str, &str), String> {
+fn split<'a>(text: &'a str, wanted: &str) -> Result<(&'a str, &'a str), String> {
     let trimmed = text.trim();
     let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     if end == 0 {
-        return Err(format!("`{text}` does not start with a number"));
+        return Err(format!("`{text}` is not {wanted}: it does not start with a number"));
     }
     Ok((&trimmed[..end], trimmed[end..].trim_start()))
 }
@@ -55,8 +57,8 @@ fn scaled(text: &str, digits: &str, unit: &str, units: &[(&str, u128)], wanted: 
     let factor = factor.ok_or_else(|| format!("`{text}` is not {wanted}: unknown unit `{unit}`"))?;
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let bad = || format!("`{text}` is not {wanted}");
-    // 18 digits of each keep every product below 2^127.
-    if whole.is_empty() || whole.len() > 18 || fraction.len() > 18 || fraction.contains('.') {
+    // Any u64 has 20 digits at most; so many, and 18 behind the point, keep every product below 2^127.
+    if whole.is_empty() || whole.len() > 20 || fraction.len() > 18 || fraction.contains('.') {
         return Err(bad());
     }
     let whole: u128 = whole.parse().map_err(|_| bad())?;

@@ -258,6 +258,10 @@ pub trait IoEngine: Send {
 }
 
 #[cfg(test)]
+mod buffer_tests;
+#[cfg(test)]
 mod engine_tests;
 #[cfg(test)]
 mod ownership_tests;
+#[cfg(test)]
+mod signal_tests;

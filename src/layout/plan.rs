@@ -18,6 +18,9 @@ pub const MAX_DRIVES: usize = 64;
 /// What is wrong with a plan or a policy.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PlanError {
+    /// The text is not a policy.
+    #[error("not a valid policy: {0}")]
+    Policy(String),
     /// The text is not a plan.
     #[error("not a valid plan: {0}")]
     Syntax(String),

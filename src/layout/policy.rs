@@ -194,7 +194,7 @@ struct RawUplink {
 }
 
 fn bad(reason: impl Into<String>) -> PlanError {
-    PlanError::Syntax(format!("policy file: {}", reason.into()))
+    PlanError::Policy(reason.into())
 }
 
 fn key<T>(name: &str, value: Result<T, String>) -> Result<T, PlanError> {
@@ -207,7 +207,7 @@ impl PolicyFile {
         let raw: Raw = toml::from_str(text).map_err(|e| {
             let at = e.span().map(|s| text.bytes().take(s.start).filter(|b| *b == b'\n').count() + 1);
             let at = at.map(|l| format!("line {l}: ")).unwrap_or_default();
-            bad(format!("{at}{} (known policies: {})", e.message(), POLICY_NAMES.join(", ")))
+            bad(format!("{at}{}", e.message()))
         })?;
         let misplaced = [
             ("on", raw.on.is_some(), matches!(raw.policy, Name::Single)),

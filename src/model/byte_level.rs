@@ -134,6 +134,7 @@ fn take_controls_from_words(root: &mut Map<String, Value>, controls: &Controls) 
             return Err(format!("model.{key} is {}; byte-level BPE needs it to be null", model[key]));
         }
     }
+    check_merges(model)?;
     let vocab = model.get_mut("vocab").and_then(Value::as_object_mut).ok_or("model.vocab is missing")?;
     for (name, id) in controls.entries() {
         match vocab.remove(name) {
@@ -158,6 +159,25 @@ fn take_controls_from_words(root: &mut Map<String, Value>, controls: &Controls) 
     }
     let named = controls.entries().map(|(name, id)| (id, name.as_bytes().to_vec(), true));
     TokenTable::new(tokens.into_iter().chain(named))
+}
+
+/// Checks that what is merged makes a word: the crate panics over one that is longer than all of them.
+fn check_merges(model: &Map<String, Value>) -> Result<(), String> {
+    let (Some(vocab), Some(merges)) = (model.get("vocab"), model.get("merges").and_then(Value::as_array)) else {
+        return Ok(());
+    };
+    for merge in merges {
+        // `"a b"`, or `["a", "b"]`
+        let pair = match merge {
+            Value::String(both) => both.split_once(' '),
+            both => both.get(0).and_then(Value::as_str).zip(both.get(1).and_then(Value::as_str)),
+        };
+        let (a, b) = pair.ok_or_else(|| format!("model.merges: {merge} is no pair of words"))?;
+        if vocab.get(format!("{a}{b}")).is_none() {
+            return Err(format!("model.merges: {merge} makes no word of model.vocab"));
+        }
+    }
+    Ok(())
 }
 
 /// The 256 characters that stand for bytes in byte-level vocabularies (GPT-2's table): printable Latin-1 bytes are

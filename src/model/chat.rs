@@ -2,6 +2,7 @@
 //! files (`xtml.rs`). Control tokens never come from message text, whichever form is used.
 
 use super::jinja::Jinja;
+use super::reply::ReplyReader;
 use super::tokenizer::{TokenName, Tokenizer, TokenizerConfig, TokenizerError};
 use super::vocab::read_text;
 use super::{byte_level, xtml};
@@ -212,6 +213,19 @@ impl ChatTemplate {
             }
         }
         Ok(ids)
+    }
+
+    /// Reads a reply to what [`ChatTemplate::encode`] gave with these options.
+    pub fn reply(&self, options: &ChatOptions) -> ReplyReader {
+        match &self.form {
+            Form::Xtml => ReplyReader::in_elements(options.thinking),
+            Form::Jinja(_) => ReplyReader::plain(),
+        }
+    }
+
+    /// Whether the name of a message's speaker is part of the form; a caller refuses it otherwise.
+    pub fn uses_names(&self) -> bool {
+        matches!(&self.form, Form::Xtml) || matches!(&self.form, Form::Jinja(j) if j.uses_names())
     }
 
     /// Whether [`ChatOptions::thinking`] changes anything; a caller refuses the flag otherwise.

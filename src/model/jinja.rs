@@ -54,6 +54,11 @@ impl Jinja {
         Ok(Self { environment, source, bos_token, eos_token, controls, uses_thinking, uses_effort })
     }
 
+    /// Whether the template writes who speaks, by what it says of messages.
+    pub(super) fn uses_names(&self) -> bool {
+        [".name", "['name']", "[\"name\"]"].iter().any(|word| self.source.contains(word))
+    }
+
     /// Whether the template looks at the thinking switch.
     pub(super) fn uses_thinking(&self) -> bool {
         self.uses_thinking

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 mod jinja;
+pub mod reply;
 pub mod safetensors;
 mod shards;
 pub mod tensors;

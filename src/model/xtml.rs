@@ -3,9 +3,9 @@
 
 use super::chat::{ChatOptions, Effort, Message, Role, Segment};
 
-const OPEN: &str = "<|open|>";
-const CLOSE: &str = "<|close|>";
-const SEP: &str = "<|sep|>";
+pub(super) const OPEN: &str = "<|open|>";
+pub(super) const CLOSE: &str = "<|close|>";
+pub(super) const SEP: &str = "<|sep|>";
 const END_OF_MSG: &str = "<|end_of_msg|>";
 
 /// Segments under construction; empty text makes none.

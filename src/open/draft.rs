@@ -4,8 +4,8 @@
 use super::{Model, OpenError};
 use crate::clock::Clock;
 use crate::decode::sampler::{Sampler, SamplerOptions};
-use crate::decode::speculate::{DrafterKind, ModelDrafter, NgramDrafter, SpeculateOptions};
-use crate::decode::{Decoder, GuessSource, KernelIsa, Session, SessionOptions, Speculator};
+use crate::decode::speculate::{DrafterKind, MAX_DEPTH, ModelDrafter, NgramDrafter, SpeculateOptions};
+use crate::decode::{CacheShape, Decoder, GuessSource, KernelIsa, Session, SessionOptions, Speculator};
 use crate::knob::{self, Knob};
 use crate::model::checkpoint::{CONFIG_FILE, Checkpoint, parse_config, read_bounded};
 use crate::model::config::ModelConfig;
@@ -160,12 +160,17 @@ impl DraftModel {
         }
     }
 
-    /// A timeline that drafts for texts of at most `max_context` tokens.
-    fn session(&self, max_context: usize, max_rows: usize, clock: Clock) -> Result<Session, OpenError> {
+    /// A timeline that drafts for texts of at most `max_context` tokens, of which attention looks at the last `window`; 0 = at all.
+    fn session(&self, max_context: usize, max_rows: usize, clock: Clock, window: usize) -> Result<Session, OpenError> {
+        let shape = match window {
+            0 if !knob::forced(Knob::DraftWindow) => CacheShape::Whole,
+            _ if knob::skipped(Knob::DraftWindow) => CacheShape::Whole,
+            rows => CacheShape::Window { rows: rows.max(1), ahead: MAX_DEPTH },
+        };
         let longest = self.decoder.config().max_position_embeddings;
         let (max_context, max_rows) = (max_context.min(longest), max_rows.clamp(1, longest));
         let options = SessionOptions { max_context, max_rows, clock, guess: GuessSource::None };
-        Ok(Session::new(Arc::clone(&self.decoder), options)?)
+        Ok(Session::shaped(Arc::clone(&self.decoder), options, shape)?)
     }
 }
 
@@ -222,7 +227,8 @@ impl Model {
             (DrafterKind::Off, _) | (DrafterKind::Model, None) => Ok(None),
             (DrafterKind::Ngram, _) => Ok(Some(Speculator::new(options, Box::new(NgramDrafter::new())))),
             (DrafterKind::Model, Some(draft)) => {
-                let timeline = draft.session(session.max_context(), piece_rows, session.clock())?;
+                let window = options.draft_window;
+                let timeline = draft.session(session.max_context(), piece_rows, session.clock(), window)?;
                 let draws = options.draws(sampler.temperature);
                 let own = SamplerOptions { seed: sampler.seed ^ DRAFT_SEED, ..*sampler };
                 let sampler = draws.then(|| Sampler::new(own)).transpose()?;

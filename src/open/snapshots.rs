@@ -9,6 +9,7 @@ use crate::decode::snapshot::{
     self, Keeper, SnapshotFault, SnapshotHeader, SnapshotRun, SnapshotTokens, TextState, parse_header, snapshot_bytes,
 };
 use crate::decode::{DecodeError, Session};
+pub use crate::store::snapshot_file::OtherText;
 pub use crate::store::snapshot_file::SnapshotError;
 use crate::store::snapshot_file::{Found, KEPT, SnapshotFile, SnapshotFolder, file_bytes, find};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ pub struct SnapshotCounters {
     pub last_tokens: u64,
     /// The last one's file.
     pub last: PathBuf,
+    /// Other texts whose snapshots are in the folder too.
+    pub other_texts: Vec<OtherText>,
     /// Time in which the decoding thread copied the text's state.
     pub copy_ns: u64,
     /// Time in which it waited for the writer.
@@ -64,12 +67,17 @@ impl SnapshotWriter {
     ) -> Result<Self, OpenError> {
         let most = snapshot_bytes(model.decoder.config(), longest);
         let mut files = SnapshotFolder::open(folder, &run.text_name(prompt))?;
+        let other_texts = files.other_texts();
         // an old one goes only when the new one is there
         let needed = most.saturating_mul(KEPT as u64 + 1).saturating_sub(files.held_bytes());
         if let Some(free) = files.free_bytes().filter(|free| *free < needed) {
             let what = format!(
                 "{needed} bytes may be written there ({most} for a snapshot of the whole text, {KEPT} are kept while the next is \
-                 written), {free} are free; choose another drive with --snapshot-dir"
+                 written), {free} are free{}; choose another drive with --snapshot-dir",
+                match other_texts.iter().map(|o| o.bytes).sum::<u64>() {
+                    0 => String::new(),
+                    others => format!(", and {others} are taken by snapshots of {} other texts", other_texts.len()),
+                }
             );
             let source = std::io::Error::new(std::io::ErrorKind::StorageFull, what);
             return Err(SnapshotError::Io { path: folder.to_path_buf(), source }.into());
@@ -89,7 +97,7 @@ impl SnapshotWriter {
         let thread = thread.map_err(|source| SnapshotError::Io { path: folder.to_path_buf(), source })?;
         // Address space for the whole text; pages are taken as the snapshots grow.
         let buffer = Some(Vec::with_capacity(usize::try_from(most).unwrap_or(0)));
-        let counters = SnapshotCounters::default();
+        let counters = SnapshotCounters { other_texts, ..SnapshotCounters::default() };
         Ok(Self { run, clock, to: Some(to), from, thread: Some(thread), buffer, tokens: 0, counters })
     }
 

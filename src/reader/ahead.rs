@@ -1,6 +1,7 @@
 //! The guesses that are alive: which expert, for which layer of which pass, and how far its read has come. Bookkeeping
 //! only; `prefetch` acts on it, and so does a simulation, for which what has landed is something else (`L`).
 
+use super::limit::Waiting;
 use super::predict::Predictor;
 use crate::ids::{ExpertId, LayerId};
 use crate::io::Slot;
@@ -22,6 +23,8 @@ pub(crate) struct Forecast<L> {
     pub state: State<L>,
     /// Its read has had to wait for demand before.
     pub held: bool,
+    /// What its read has waited for a drive's limit.
+    pub waiting: Waiting,
     /// Named by the list that is being taken in.
     named: bool,
 }
@@ -158,7 +161,9 @@ impl<L> Guesses<L> {
         }
         let id = self.free.pop()?;
         let state = State::Waiting;
-        self.forecasts[id as usize] = Some(Forecast { step, layer, expert, rank, state, held: false, named: true });
+        let waiting = Waiting::default();
+        self.forecasts[id as usize] =
+            Some(Forecast { step, layer, expert, rank, state, held: false, waiting, named: true });
         self.at[layer.index()][expert.index()] = id;
         self.live.push(id);
         Some(true)

@@ -167,6 +167,7 @@ impl ExpertReader {
             shed_asked: vec![false; lanes.len()],
             can_shed: can_shed(plan),
             avoid: 0,
+            worse: [0; 2],
             failing_ns: 0,
             limit_wake_ns: None,
             last_step: 0,

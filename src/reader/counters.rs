@@ -164,6 +164,8 @@ pub struct DriveCounters {
     pub shed_due: u64,
     /// Times that demand was let back to it.
     pub restored: u64,
+    /// Demand leaves it alone now.
+    pub left_alone: bool,
     /// Times that it was found to deliver far less than it had.
     pub throttled: u64,
     /// Reads that asked it whether it is back, and those that came as they should.
@@ -320,6 +322,7 @@ impl DriveCounters {
             shed: 0,
             shed_due: 0,
             restored: 0,
+            left_alone: false,
             throttled: 0,
             probes: ReadSum::default(),
             good_probes: ReadSum::default(),

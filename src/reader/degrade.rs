@@ -6,6 +6,7 @@ use super::expert_reader::ExpertReader;
 use super::faults::Failure;
 use super::health::{DriveEvent, Failed, Happened, MAX_EVENTS, Now, Trouble};
 use super::jobs::{Job, Part};
+use super::limit::Waiting;
 use super::pace_watch::{Change, PaceWatch};
 use super::tally::Opened;
 use crate::ids::{DriveId, ExpertId};
@@ -56,10 +57,15 @@ impl ExpertReader {
 
     /// Notes an event, and which drives demand leaves alone from now on.
     pub(super) fn happened(&mut self, drive: DriveId, happened: Happened, after_ns: u64, now: Now) {
-        let degraded = self.health.iter().enumerate().filter(|(_, h)| h.trouble().is_some());
-        self.avoid = degraded.fold(0, |mask, (d, _)| mask | 1 << d);
+        let mask = |of: fn(Trouble) -> bool| {
+            let such = self.health.iter().enumerate().filter(|(_, h)| h.trouble().is_some_and(of));
+            such.fold(0, |mask, (d, _)| mask | 1 << d)
+        };
+        let worse = [mask(|t| t != Trouble::Slow), mask(|t| matches!(t, Trouble::Gone | Trouble::Silent))];
+        (self.avoid, self.worse) = (mask(|_| true), worse);
         let mut ledger = self.handle.lock();
         let counters = &mut ledger.counters;
+        counters.drives[drive.index()].left_alone = self.avoid >> drive.0 & 1 == 1;
         match happened {
             Happened::Degraded(Trouble::Slow) => counters.drives[drive.index()].shed += 1,
             Happened::Degraded(_) => counters.drives[drive.index()].degraded += 1,
@@ -73,6 +79,11 @@ impl ExpertReader {
         } else {
             counters.drive_events_lost += 1;
         }
+    }
+
+    /// Drives that demand leaves alone, as [`super::dispatch::Dispatcher::avoid`] takes them.
+    pub(super) fn left_alone(&self) -> [u64; 3] {
+        [self.avoid, self.worse[0], self.worse[1]]
     }
 
     /// Experts of those about to be decided on that have a home on a degraded drive and another elsewhere.
@@ -105,8 +116,12 @@ impl ExpertReader {
             if busy && self.health[drive].trouble() == Some(Trouble::Slow) {
                 continue;
             }
-            let well = |d: &DriveId| self.avoid >> d.0 & 1 == 0;
-            let elsewhere = |e: ExpertId| self.plan.homes(opened.layer, e).is_some_and(|h| h.iter().any(well));
+            // What is demanded comes from a drive that is less bad, so that nothing waits for this one.
+            let masks = self.left_alone();
+            let trouble = |d: &DriveId| masks.iter().filter(|mask| **mask >> d.0 & 1 == 1).count();
+            let own = trouble(&DriveId(drive as u8));
+            let better = |d: &DriveId| trouble(d) < own;
+            let elsewhere = |e: ExpertId| self.plan.homes(opened.layer, e).is_some_and(|h| h.iter().any(better));
             let here = |e: &ExpertId| lane.opened.locate(opened.layer, *e).is_some() && elsewhere(*e);
             let Some(expert) = self.wants.iter().map(|w| w.expert).find(here) else { continue };
             let Some(slot) = self.slab.take() else { continue };
@@ -156,6 +171,7 @@ impl ExpertReader {
             rival: None,
             hedge: false,
             probe: true,
+            waiting: Waiting::default(),
         });
         self.in_flight.add(drive, u64::from(bytes));
         self.rates[drive].queued(queued_ns);

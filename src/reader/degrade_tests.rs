@@ -10,7 +10,7 @@ use crate::source::{Barrier, SourceError};
 use crate::trace::events::ReadResult;
 
 /// A reader over the plan's drives with `faults`.
-fn with(plan: &Plan, faults: &str, change: impl FnOnce(&mut ReaderOptions)) -> ExpertReader {
+pub(super) fn with(plan: &Plan, faults: &str, change: impl FnOnce(&mut ReaderOptions)) -> ExpertReader {
     let mut options = options();
     options.faults = crate::drive::fault_rule::DriveFault::parse_all(faults).unwrap();
     options.dispatch = DispatchPolicy::FirstHit;
@@ -20,7 +20,7 @@ fn with(plan: &Plan, faults: &str, change: impl FnOnce(&mut ReaderOptions)) -> E
 }
 
 /// Barriers until `over`, at most `most` of them; every byte is checked.
-fn read_until(reader: &mut ExpertReader, most: usize, over: impl Fn(&ReaderCounters) -> bool) -> usize {
+pub(super) fn read_until(reader: &mut ExpertReader, most: usize, over: impl Fn(&ReaderCounters) -> bool) -> usize {
     let handle = reader.handle();
     for n in 0..most {
         if over(&handle.counters()) {
@@ -261,7 +261,8 @@ fn a_drive_that_sinks_far_below_itself_is_shed_and_one_that_was_never_faster_is_
     assert_eq!(of(|h| matches!(h, Happened::Throttled { .. })), 1, "{:?}", seen.drive_events);
     assert_eq!((seen.drives[1].shed, seen.drives[1].shed_due, seen.drives[0].shed), (1, 1, 0));
     let shed = seen.drive_events.iter().find(|e| e.happened == Happened::Degraded(Trouble::Slow)).unwrap();
-    assert!((40 + 16..40 + 40).contains(&shed.barrier), "shed in barrier {}", shed.barrier);
+    // sixteen times its best is far enough for the fewest busy periods
+    assert!((40 + 4..40 + 28).contains(&shed.barrier), "shed in barrier {}", shed.barrier);
     assert_eq!(seen.steered, 4 * (90 - shed.barrier - 1), "from then on nothing waits for it");
     let seen = read(slow, [2_000_000; 2], false, 70);
     assert_eq!((seen.drives[1].shed_due, seen.drives[1].shed, seen.steered), (1, 0, 0), "it is told, and not done");

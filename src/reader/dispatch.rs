@@ -95,8 +95,8 @@ pub struct Shape {
 #[derive(Debug, Default)]
 pub struct Dispatcher {
     turn: usize,
-    /// Bit d = drive d only serves what no other drive holds.
-    avoid: u64,
+    /// Bit d = drive d only serves what no other drive holds; see [`Dispatcher::avoid`].
+    avoid: [u64; 3],
     /// By expert of the set: bit d = drive d is a home.
     masks: Vec<u64>,
     loads: Vec<DriveLoad>,
@@ -110,7 +110,7 @@ impl Dispatcher {
     pub fn new(asks: usize, drives: usize) -> Self {
         Self {
             turn: 0,
-            avoid: 0,
+            avoid: [0; 3],
             masks: Vec::with_capacity(asks),
             loads: Vec::with_capacity(drives),
             balance: Balance::new(asks, drives),
@@ -119,8 +119,10 @@ impl Dispatcher {
         }
     }
 
-    /// From now on drives with their bit in `drives` only serve what no other drive holds.
-    pub fn avoid(&mut self, drives: u64) {
+    /// From now on drives with their bit in the first of `drives` only serve what no other drive holds. Of these the ones in
+    /// the second are worse than the rest, and of those the ones in the third: where all homes are to be avoided, the least
+    /// bad of them serve.
+    pub fn avoid(&mut self, drives: [u64; 3]) {
         self.avoid = drives;
     }
 
@@ -161,7 +163,7 @@ impl Dispatcher {
         }
         self.masks.clear();
         let avoid = self.avoid;
-        let open = |mask: u64| if mask & !avoid == 0 { mask } else { mask & !avoid };
+        let open = |mask: u64| avoid.iter().map(|a| mask & !a).find(|left| *left != 0).unwrap_or(mask);
         self.masks.extend((0..asks).map(|ask| open(homes(ask).iter().fold(0u64, |mask, d| mask | 1 << d.0))));
         let home_of = |ask: usize, drive: usize| homes(ask).iter().position(|d| d.index() == drive);
         self.balance.assign(&self.masks, f64::from(shape.bytes), loads);
@@ -202,14 +204,15 @@ impl Dispatcher {
         choose_one(policy, &mut self.turn, homes, tried, loads, bytes)
     }
 
-    /// `tried`, and the homes on drives to be avoided, unless these are all that is left.
+    /// `tried`, and the homes on drives to be avoided: as many of them as leave something.
     fn avoided(&self, homes: &[DriveId], tried: u64) -> u64 {
-        if self.avoid == 0 {
-            return tried;
-        }
-        let avoid = homes.iter().enumerate().filter(|(_, d)| self.avoid >> d.0 & 1 == 1);
-        let without = avoid.fold(tried, |mask, (home, _)| mask | 1 << home);
-        if (without.count_ones() as usize) < homes.len() { without } else { tried }
+        let without = |drives: u64| {
+            let avoid = homes.iter().enumerate().filter(|(_, d)| drives >> d.0 & 1 == 1);
+            avoid.fold(tried, |mask, (home, _)| mask | 1 << home)
+        };
+        let some = |drives: &&u64| **drives != 0;
+        let left = |mask: &u64| (mask.count_ones() as usize) < homes.len();
+        self.avoid.iter().filter(some).map(|drives| without(*drives)).find(left).unwrap_or(tried)
     }
 }
 
@@ -281,7 +284,7 @@ mod tests {
         let alone = [DriveId(1)];
         for policy in DispatchPolicy::ALL {
             let mut dispatcher = Dispatcher::new(6, 3);
-            dispatcher.avoid(0b010);
+            dispatcher.avoid([0b010, 0, 0]);
             let homes = |ask: usize| if ask == 4 { &alone[..] } else { &HOMES[..] };
             let pieces = dispatcher.decide(policy, true, 6, homes, shape, &loads([99, 0, 99]));
             assert!(pieces.iter().all(|p| (p.ask == 4) == (p.drive == DriveId(1))), "{}: {pieces:?}", policy.name());
@@ -289,6 +292,13 @@ mod tests {
             // Home 2 is drive 1: taken again only when it is all that is left.
             assert_ne!(dispatcher.again(policy, &HOMES, 0, &loads([99, 0, 99]), 10), Some(2), "{}", policy.name());
             assert_eq!(dispatcher.again(policy, &HOMES, 0b011, &loads([99, 0, 99]), 10), Some(2));
+            // All of them, drive 1 least, drive 0 most: whatever is in flight where.
+            dispatcher.avoid([0b111, 0b101, 0b001]);
+            let pieces = dispatcher.decide(policy, true, 2, |_| &HOMES, shape, &loads([0, 99, 0]));
+            assert!(pieces.iter().all(|p| p.drive == DriveId(1)), "{}: {pieces:?}", policy.name());
+            let of = |home: usize| HOMES[home];
+            let next = dispatcher.again(policy, &HOMES, 0b100, &loads([0, 99, 0]), 10).map(of);
+            assert_eq!(next, Some(DriveId(2)), "{}", policy.name());
         }
     }
 

@@ -82,6 +82,8 @@ pub struct ExpertReader {
     pub(super) can_shed: Vec<bool>,
     /// Bit d: demand leaves drive d alone where another holds the bytes.
     pub(super) avoid: u64,
+    /// Those of them that do not deliver, and those of these that are not there at all.
+    pub(super) worse: [u64; 2],
     /// Longest time that a read of the open barrier took to fail.
     pub(super) failing_ns: u64,
     /// When the next read that waits for the limit of its drive may go.

@@ -2,9 +2,8 @@
 //! good run enters.
 
 use super::expert_reader::ExpertReader;
-use super::health::Failed;
-use super::jobs::{Part, Retry};
-use super::limit::Asker;
+use super::health::{Failed, Trouble};
+use super::jobs::{Job, Part, Retry};
 use super::tally::Opened;
 use crate::source::SourceError;
 use crate::trace::events::{ReadEvent, ReadResult};
@@ -122,9 +121,22 @@ impl ExpertReader {
         }
         let (slots, free) = (self.slab.slots(), self.slab.free_slots());
         let left = self.wants.len() - self.fresh + self.retry.len();
+        let gone = |j: &&Option<Job>| j.as_ref().is_some_and(|j| j.gave_up == Some(ReadResult::Timeout));
+        let advice = match self.jobs.iter().filter(gone).count() {
+            0 => "drop leases while taking more, or raise --buffer-bytes".to_string(),
+            held => {
+                let names = |d: &usize| self.health[*d].trouble() == Some(Trouble::Silent);
+                let silent = (0..self.lanes.len()).filter(names).map(|d| self.lanes[d].opened.name.as_str());
+                let silent = silent.collect::<Vec<_>>().join("`, `");
+                format!(
+                    "{held} reads keep theirs that drive `{silent}` does not answer: raise --buffer-bytes, or run without that \
+                     drive"
+                )
+            }
+        };
         Err(SourceError::Timeout(format!(
             "{}: {left} experts wait for a slot, but for {waited_ms} ms none of the {slots} slots came back ({free} are \
-             free): drop leases while taking more, or raise --buffer-bytes",
+             free): {advice}",
             opened.layer
         )))
     }
@@ -149,7 +161,6 @@ impl ExpertReader {
         (0..self.jobs.len()).for_each(|tag| self.give_up(tag, ReadResult::Cancelled));
         let now_ns = self.clock.now_ns();
         for (drive, lane) in self.lanes.iter_mut().enumerate() {
-            lane.limit.iter_mut().for_each(|limit| limit.forget(Asker::Demand));
             // Never handed to the engine, so no completion will come.
             for request in lane.batch.drain(..) {
                 let job = self.jobs[request.tag as usize].take();

@@ -59,7 +59,7 @@ impl ExpertReader {
             return Some(due_ns);
         }
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
-        self.dispatcher.avoid(self.avoid);
+        self.dispatcher.avoid(self.left_alone());
         let homes = self.plan.homes(opened.layer, expert)?;
         let home = self.dispatcher.again(self.options.dispatch, homes, tried, &self.loads, part.len)?;
         if self.avoid >> homes[home].0 & 1 == 1 {

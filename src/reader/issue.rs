@@ -4,7 +4,7 @@
 use super::dispatch::{DispatchPolicy, Piece, Shape};
 use super::expert_reader::ExpertReader;
 use super::jobs::{Job, Lane, Part, Retry, hand_over};
-use super::limit::Asker;
+use super::limit::Waiting;
 use super::rates::fill_loads;
 use super::tally::Opened;
 use crate::ids::DriveId;
@@ -69,7 +69,7 @@ impl ExpertReader {
                 engine.submit(batch);
                 continue;
             };
-            let (_, next_ns) = hand_over(Asker::Demand, limit, batch, passing, engine.as_mut(), &self.clock);
+            let (_, next_ns) = hand_over(limit, batch, passing, engine.as_mut(), &mut self.jobs, &self.clock);
             self.limit_wake_ns = [self.limit_wake_ns, next_ns].into_iter().flatten().min();
         }
     }
@@ -96,7 +96,7 @@ impl ExpertReader {
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
         // The decision borrows the dispatcher while requests are made, so the dispatcher steps aside.
         let mut dispatcher = std::mem::take(&mut self.dispatcher);
-        dispatcher.avoid(self.avoid);
+        dispatcher.avoid(self.left_alone());
         let steered = self.steered(opened, self.fresh, count);
         let avoid = self.avoid;
         let (plan, wants) = (&self.plan, &self.wants[self.fresh..]);
@@ -157,7 +157,7 @@ impl ExpertReader {
         let Retry { want, part, tried, .. } = retry;
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
         let policy = self.policy();
-        self.dispatcher.avoid(self.avoid);
+        self.dispatcher.avoid(self.left_alone());
         let expert = self.wants[want as usize].expert;
         let homes = self.plan.homes(opened.layer, expert).unwrap_or(&[]);
         let Some(home) = self.dispatcher.again(policy, homes, tried, &self.loads, part.len) else {
@@ -232,9 +232,22 @@ impl ExpertReader {
         }
         let (digest, tried) = (located.digest, tried | 1 << home);
         let hedge = rival.is_some();
-        let (ahead, withdrawn, gave_up, probe) = (None, false, None, false);
-        self.jobs[tag as usize] =
-            Some(Job { tag, want, ahead, withdrawn, part, tried, event, digest, gave_up, rival, hedge, probe });
+        let (ahead, withdrawn, gave_up, probe, waiting) = (None, false, None, false, Waiting::default());
+        self.jobs[tag as usize] = Some(Job {
+            tag,
+            want,
+            ahead,
+            withdrawn,
+            part,
+            tried,
+            event,
+            digest,
+            gave_up,
+            rival,
+            hedge,
+            probe,
+            waiting,
+        });
         let request = ReadRequest { tag: u64::from(tag), file: located.file, offset, len: bytes, need: part.len, slot };
         debug_assert!(request.slot.bytes().len() >= bytes as usize);
         lane.batch.push(request);

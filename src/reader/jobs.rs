@@ -1,6 +1,6 @@
 //! What the reader keeps about experts, reads and drives while they are on their way: plain data.
 
-use super::limit::{Asker, ReadLimit};
+use super::limit::{ReadLimit, Waiting};
 use super::open::OpenedDrive;
 use crate::clock::Clock;
 use crate::ids::ExpertId;
@@ -54,18 +54,20 @@ impl Lane {
 /// Hands over as much of `batch` as `limit` lets through at the moment, from its front, by way of the empty `passing`. Returns how many
 /// reads went, and when the next may.
 pub(super) fn hand_over(
-    asker: Asker,
     limit: &mut ReadLimit,
     batch: &mut Vec<ReadRequest>,
     passing: &mut Vec<ReadRequest>,
     engine: &mut dyn IoEngine,
+    jobs: &mut [Option<Job>],
     clock: &Clock,
 ) -> (usize, Option<u64>) {
     let mut went = 0;
     while let Some(first) = batch.first() {
-        let (tag, bytes, now) = (first.tag, u64::from(first.len), clock.now_ns());
+        let (tag, bytes, now) = (first.tag as usize, u64::from(first.len), clock.now_ns());
+        let mut nobodys = Waiting::default();
+        let waiting = jobs.get_mut(tag).and_then(Option::as_mut).map_or(&mut nobodys, |job| &mut job.waiting);
         if let Some((at_ns, why)) = limit.wait(now) {
-            limit.refused(asker, tag, now, why);
+            limit.refused(waiting, now, why);
             return (went, Some(at_ns));
         }
         passing.push(batch.remove(0));
@@ -74,7 +76,7 @@ pub(super) fn hand_over(
             passing.pop().into_iter().for_each(|back| batch.insert(0, back));
             break;
         }
-        limit.goes(asker, tag, bytes, now);
+        limit.goes(waiting, bytes, now);
         went += 1;
     }
     (went, None)
@@ -143,6 +145,8 @@ pub(super) struct Job {
     pub(super) hedge: bool,
     /// Nobody waits for it: it asks a degraded drive whether it is back.
     pub(super) probe: bool,
+    /// What it has waited for the drive's limit.
+    pub(super) waiting: Waiting,
 }
 
 impl Job {

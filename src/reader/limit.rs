@@ -20,20 +20,10 @@ pub enum Waits {
     Duty,
 }
 
-/// Whose reads wait: each has a head of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
-    /// A barrier.
-    Demand,
-    /// A guess.
-    Guess,
-}
-
-/// The read at the head of a queue.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    tag: u64,
-    since_ns: u64,
+/// What one read has waited, kept with whatever asks for it: a guess that is taken back and asked again is still the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    since_ns: Option<u64>,
     /// It has been counted for the rate, and for the duty cycle.
     counted: [bool; 2],
 }
@@ -76,8 +66,6 @@ pub struct ReadLimit {
     meant_duty: u16,
     paid_ns: u64,
     windows: [(u64, u64); 2],
-    /// By [`Asker`].
-    waiting: [Option<Waiting>; 2],
     seen: LimitCounters,
 }
 
@@ -90,7 +78,6 @@ impl ReadLimit {
             meant_duty,
             paid_ns: 0,
             windows: [(0, 0); 2],
-            waiting: [None; 2],
             seen: LimitCounters::default(),
         }
     }
@@ -109,29 +96,22 @@ impl ReadLimit {
         off.then(|| ((now_ns / PERIOD_NS + 1) * PERIOD_NS, Waits::Duty))
     }
 
-    /// The read with `tag` of `asker` cannot go at `now_ns`. Counted once for each reason.
-    pub fn refused(&mut self, asker: Asker, tag: u64, now_ns: u64, why: Waits) {
-        let head = &mut self.waiting[asker as usize];
-        let mut waiting =
-            head.filter(|w| w.tag == tag).unwrap_or(Waiting { tag, since_ns: now_ns, counted: [false; 2] });
+    /// A read that has `waiting` behind it cannot go at `now_ns`. Counted once for each reason.
+    pub fn refused(&mut self, waiting: &mut Waiting, now_ns: u64, why: Waits) {
+        waiting.since_ns.get_or_insert(now_ns);
         if !std::mem::replace(&mut waiting.counted[why as usize], true) {
             match why {
                 Waits::Rate => self.seen.rate_waits += 1,
                 Waits::Duty => self.seen.duty_waits += 1,
             }
         }
-        *head = Some(waiting);
     }
 
-    /// The read of `asker` that waited is given up: its tag may soon be another's.
-    pub fn forget(&mut self, asker: Asker) {
-        self.waiting[asker as usize] = None;
-    }
-
-    /// The read with `tag` of `asker`, of `bytes`, goes at `now_ns`.
-    pub fn goes(&mut self, asker: Asker, tag: u64, bytes: u64, now_ns: u64) {
-        if let Some(waited) = self.waiting[asker as usize].take().filter(|w| w.tag == tag) {
-            self.seen.wait_ns += now_ns.saturating_sub(waited.since_ns);
+    /// A read of `bytes` that has `waiting` behind it goes at `now_ns`. Its waiting is over: should it have to go once more, that
+    /// is another read.
+    pub fn goes(&mut self, waiting: &mut Waiting, bytes: u64, now_ns: u64) {
+        if let Some(since_ns) = std::mem::take(waiting).since_ns {
+            self.seen.wait_ns += now_ns.saturating_sub(since_ns);
         }
         if self.bytes_per_s > 0 {
             let takes = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(self.bytes_per_s));
@@ -164,15 +144,14 @@ mod tests {
 
     /// Hands over as many reads as the limit lets through in `span_ns`, trying every microsecond.
     fn drive(limit: &mut ReadLimit, read_bytes: u64, span_ns: u64) -> Vec<u64> {
-        let (mut went, mut tag) = (Vec::new(), 0);
+        let (mut went, mut waiting) = (Vec::new(), Waiting::default());
         for now in (0..span_ns).step_by(1000) {
             match limit.wait(now) {
                 None => {
-                    limit.goes(Asker::Demand, tag, read_bytes, now);
+                    limit.goes(&mut waiting, read_bytes, now);
                     went.push(now);
-                    tag += 1;
                 }
-                Some((_, why)) => limit.refused(Asker::Demand, tag, now, why),
+                Some((_, why)) => limit.refused(&mut waiting, now, why),
             }
         }
         went
@@ -194,23 +173,28 @@ mod tests {
             assert!(least >= span as u64 * 2_500_000, "{span} reads within {least} ns");
         }
         let mut idle = ReadLimit::new(100_000_000, ALWAYS, ALWAYS);
-        idle.goes(Asker::Demand, 0, 1000, 5_000_000_000);
+        idle.goes(&mut Waiting::default(), 1000, 5_000_000_000);
         assert_eq!(idle.wait(5_000_000_000), Some((5_000_010_000, Waits::Rate)), "time without reads is not saved up");
     }
 
     #[test]
     fn a_read_that_waits_counts_once_whoever_else_waits() {
         let mut limit = ReadLimit::new(1000, 800, 800);
+        let (mut demand, mut guess, mut other) = Default::default();
         for now in 0..10 {
-            limit.refused(Asker::Demand, 7, now, Waits::Rate);
-            limit.refused(Asker::Guess, 8, now, Waits::Rate);
+            limit.refused(&mut demand, now, Waits::Rate);
+            limit.refused(&mut guess, now, Waits::Rate);
         }
-        limit.refused(Asker::Demand, 7, 10, Waits::Duty);
-        limit.refused(Asker::Demand, 7, 11, Waits::Rate);
-        assert_eq!((limit.counters().rate_waits, limit.counters().duty_waits), (2, 1));
-        limit.goes(Asker::Guess, 8, 1, 20);
-        limit.goes(Asker::Demand, 7, 1, 30);
+        limit.refused(&mut demand, 10, Waits::Duty);
+        limit.refused(&mut other, 10, Waits::Rate); // in front of the guess, which was taken back meanwhile
+        limit.refused(&mut demand, 11, Waits::Rate);
+        limit.refused(&mut guess, 11, Waits::Rate);
+        assert_eq!((limit.counters().rate_waits, limit.counters().duty_waits), (3, 1));
+        limit.goes(&mut guess, 1, 20);
+        limit.goes(&mut demand, 1, 30);
         assert_eq!(limit.counters().wait_ns, 20 + 30);
+        limit.refused(&mut guess, 40, Waits::Rate);
+        assert_eq!(limit.counters().rate_waits, 4, "another read of the same");
     }
 
     #[test]

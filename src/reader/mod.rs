@@ -5,6 +5,7 @@
 pub(crate) mod ahead;
 mod assemble;
 mod balance;
+mod block_reads;
 pub mod budget;
 pub mod cache;
 pub mod counters;
@@ -20,7 +21,9 @@ pub mod heat_file;
 mod hedge;
 mod issue;
 mod jobs;
+pub mod kv_file;
 pub mod limit;
+mod live;
 mod open;
 pub mod options;
 mod pace_watch;
@@ -42,6 +45,7 @@ pub use dispatch::DispatchPolicy;
 pub use expert_reader::ExpertReader;
 pub use health::{DriveEvent, Happened, Trouble};
 pub use limit::LimitCounters;
+pub use live::DriveNow;
 pub use open::{OpenedDrive, mounts_of, open_drive};
 pub use options::{PrefetchPolicy, PrefetchPool, ReaderError, ReaderOptions, Shedding};
 pub use rates::KnownRate;
@@ -52,6 +56,8 @@ mod ahead_tests;
 mod cache_tests;
 #[cfg(test)]
 mod degrade_tests;
+#[cfg(test)]
+mod lost_tests;
 #[cfg(test)]
 mod script_tests;
 #[cfg(test)]

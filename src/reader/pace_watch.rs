@@ -1,15 +1,18 @@
 //! Whether a drive still does what it did: compares what its reads teach now with the best that they taught before (or what was
 //! known before the run). Pure: learnt rates go in, changes come out.
 //!
-//! A drive is *throttled* when an expert takes at least [`FAR`] times its best for [`SUSTAINED`] busy periods, and by more than
-//! what a busy machine explains. It has recovered when an expert takes at most [`NEAR`] times its best.
+//! A drive is *throttled* when an expert takes at least [`FAR`] times its best for [`SUSTAINED`] busy periods, fewer the further it
+//! has sunk, and by more than what a busy machine explains. It has recovered when an expert takes at most [`NEAR`] times its best.
 
 use super::rates::SeenRate;
 
 /// Busy periods before a rate counts.
 const SETTLED: u64 = 16;
-/// Busy periods in a row that make a drive throttled.
-const SUSTAINED: u64 = 16;
+/// Busy periods in a row that make a drive throttled on which an expert takes [`FAR`] times its best; at twice that half as many,
+/// because waiting to be sure costs so much more, and at least [`LEAST`].
+const SUSTAINED: f64 = 16.0;
+/// See [`SUSTAINED`].
+const LEAST: f64 = 4.0;
 /// Times its best that an expert takes on a drive that slows, and on one that is well.
 const FAR: f64 = 2.0;
 /// See [`FAR`].
@@ -112,7 +115,8 @@ impl PaceWatch {
         let over = takes - best > NOISE_NS;
         if over && takes >= FAR * best {
             let (periods, since_ns) = *self.slow_since.get_or_insert((seen.periods, now_ns));
-            if !self.throttled && seen.periods >= periods + SUSTAINED {
+            let sustained = (SUSTAINED * FAR * best / takes).ceil().max(LEAST) as u64;
+            if !self.throttled && seen.periods >= periods + sustained {
                 self.throttled = true;
                 self.by_known = takes < FAR * own;
                 return Some(Change::Throttled { factor: takes / best, since_ns });
@@ -167,6 +171,16 @@ mod tests {
         );
         watch.forget();
         assert!(watch.is_back(45_000_000) && watch.factor().is_none());
+    }
+
+    #[test]
+    fn the_further_it_sank_the_sooner_it_is_known() {
+        for (times, after) in [(2.0, 16), (3.0, 11), (4.0, 8), (8.0, 4), (100.0, 4)] {
+            let mut watch = PaceWatch::new(None);
+            assert!((1..=20).all(|n| watch.look(&seen(10.0, n), BYTES, true, n).is_none()));
+            let slowed = (21..100).find(|n| watch.look(&seen(10.0 * times, *n), BYTES, true, *n).is_some());
+            assert_eq!(slowed, Some(21 + after), "{times} times");
+        }
     }
 
     #[test]

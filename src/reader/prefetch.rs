@@ -18,7 +18,7 @@ use super::dispatch::{DispatchPolicy, Piece, Shape};
 use super::expert_reader::ExpertReader;
 use super::faults::Failure;
 use super::jobs::{AheadLane, Job, Lane, hand_over};
-use super::limit::{Asker, ReadLimit};
+use super::limit::ReadLimit;
 use super::options::PrefetchPolicy;
 use super::rates::fill_loads;
 use super::tally::Opened;
@@ -184,7 +184,7 @@ impl ExpertReader {
             ahead.held_slots -= 1;
             let reading = |s: &State<Landed>| matches!(s, State::Reading { tag } if *tag == job.tag);
             if let Some(forecast) = job.ahead.and_then(|id| ahead.get_mut(id)).filter(|f| reading(&f.state)) {
-                forecast.state = State::Waiting;
+                (forecast.state, forecast.waiting) = (State::Waiting, job.waiting);
             }
         });
     }
@@ -241,7 +241,7 @@ impl ExpertReader {
             let engine = own.as_mut().unwrap_or(engine).as_mut();
             let went = match limit {
                 None => engine.submit(batch),
-                Some(limit) => hand_over(Asker::Guess, limit, batch, passing, engine, &self.clock).0,
+                Some(limit) => hand_over(limit, batch, passing, engine, &mut self.jobs, &self.clock).0,
             };
             let (own, shared) = if has_own { (went, 0) } else { (0, went) };
             self.seen(|c| {
@@ -293,7 +293,7 @@ impl ExpertReader {
             let shape = Shape { bytes: self.plan.expert_bytes as u32, block_bytes: self.block_bytes };
             // The decision borrows the dispatcher while requests are made, so the dispatcher steps aside.
             let mut dispatcher = std::mem::take(&mut self.dispatcher);
-            dispatcher.avoid(self.avoid);
+            dispatcher.avoid(self.left_alone());
             let plan = &self.plan;
             let homes = |ask: usize| ahead.get(chosen[ask]).and_then(|f| plan.homes(f.layer, f.expert)).unwrap_or(&[]);
             let policy = self.prefetch_policy();
@@ -334,7 +334,7 @@ impl ExpertReader {
         let (home, drive) = (usize::from(piece.home), piece.drive);
         let part = self.whole();
         let Some(forecast) = ahead.get_mut(id) else { return };
-        let (step, layer, expert) = (forecast.step, forecast.layer, forecast.expert);
+        let (step, layer, expert, waiting) = (forecast.step, forecast.layer, forecast.expert, forecast.waiting);
         let homes = self.plan.homes(layer, expert).unwrap_or(&[]);
         // What a degraded drive's copies are passed over for is no choice of the policy.
         let steered = homes.first().is_some_and(|d| self.avoid >> d.0 & 1 == 1);
@@ -388,6 +388,7 @@ impl ExpertReader {
             rival: None,
             hedge: false,
             probe: false,
+            waiting,
         });
         pool.batch.push(request);
         pool.out += 1;

@@ -369,7 +369,7 @@ fn wrong_questions_are_answered_with_errors() {
 }
 
 /// An engine whose reads fail with `errno`, or (0) stay outstanding until they are cancelled.
-struct BadEngine {
+pub(super) struct BadEngine {
     errno: i32,
     held: Vec<ReadRequest>,
     done: Vec<Completion>,
@@ -377,6 +377,10 @@ struct BadEngine {
 }
 
 impl BadEngine {
+    pub(super) fn new(errno: i32, signal: Arc<Signal>) -> Self {
+        Self { errno, held: Vec::new(), done: Vec::new(), signal }
+    }
+
     fn finish(&mut self, request: ReadRequest, outcome: ReadOutcome) {
         let ReadRequest { tag, slot, .. } = request;
         self.done.push(Completion { tag, slot, submitted_ns: 0, completed_ns: 0, outcome });
@@ -437,7 +441,7 @@ pub(super) fn bad_drive_with(plan: &Plan, errno: i32, options: ReaderOptions) ->
     ExpertReader::assemble(plan, drives, vec![None; mounts.len()], &options, clock, |spec| {
         let EngineSpec { files, requests, signal, .. } = spec;
         if made.replace(made.get() + 1) == 0 {
-            return Ok(Box::new(BadEngine { errno, held: Vec::new(), done: Vec::new(), signal }));
+            return Ok(Box::new(BadEngine::new(errno, signal)));
         }
         Ok(Box::new(crate::io::psync::PsyncEngine::new(files, 2, requests, signal, clock)?))
     })

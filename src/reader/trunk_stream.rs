@@ -4,24 +4,22 @@
 //!
 //! Everything is allocated when it is made; a block allocates nothing unless its reads fail.
 
-use super::engines::{EngineSpec, make_engine};
+use super::block_reads::{BlockReads, Pending, Wording, open_one, read_bytes, too_coarse};
 use super::options::{ReaderError, ReaderOptions};
 use crate::clock::Clock;
 use crate::ids::Extent;
+use crate::io::Slot;
 use crate::io::paced::PacedDrive;
-use crate::io::{Completion, IoEngine, ReadOutcome, ReadRequest, Signal, Slab, Slot};
 use crate::source::{BlockCounters, BlockSource, SourceError};
-use crate::sys::direct::{DioAlignment, open_direct};
-use std::fs::File;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-/// Smaller reads are not worth a place in the queue.
-const LEAST_READ_BYTES: u64 = 256 * 1024;
-/// Reads are cut at multiples of this.
-const CUT: u64 = 4096;
+const WORDING: Wording = Wording {
+    of: "the trunk",
+    cut_short: "import the checkpoint again",
+    failed: "no drive has another copy of it: when the store's drive is well again, `argodrive verify FOLDER` says what is lost, \
+             and importing again brings it back",
+};
 
 /// Where the blocks are.
 pub struct TrunkFile<'a> {
@@ -35,30 +33,13 @@ pub struct TrunkFile<'a> {
 
 /// Reads the blocks of a trunk.
 pub struct TrunkStream {
-    path: PathBuf,
-    engine: Box<dyn IoEngine>,
-    slab: Slab,
+    engine: BlockReads,
     /// By block, then read: offset and bytes.
     reads: Vec<Vec<(u64, u32)>>,
     /// The block that is used.
     current: Option<(usize, Slot)>,
-    pending: Option<Pending>,
-    /// Blocks begun so far, in the upper half of tags: what comes of one that was given up counts for no other.
-    begun: u64,
-    batch: Vec<ReadRequest>,
-    done: Vec<Completion>,
-    timeout: Duration,
+    pending: Option<(usize, Pending)>,
     counters: BlockCounters,
-}
-
-/// A block on its way.
-struct Pending {
-    block: usize,
-    begun: u64,
-    left: usize,
-    /// All of its bytes, when no read is left.
-    whole: Option<Slot>,
-    failed: Option<(u64, ReadOutcome)>,
 }
 
 impl TrunkStream {
@@ -68,16 +49,13 @@ impl TrunkStream {
         options.check()?;
         let fault = |reason: String| ReaderError::Drive { drive: "trunk".into(), path: trunk.path.into(), reason };
         let (file, alignment) = open_one(trunk.path, options).map_err(|e| fault(e.to_string()))?;
-        let step = alignment.map_or(1, |a| u64::from(a.offset_bytes.max(a.memory_bytes)));
-        if !CUT.is_multiple_of(step) {
+        if let Some(step) = too_coarse(alignment) {
             return Err(fault(format!(
-                "direct reads there need multiples of {step} bytes, a trunk's blocks have {CUT}"
+                "direct reads there need multiples of {step} bytes, a trunk's blocks have 4096"
             )));
         }
         let largest = trunk.parts.iter().map(|parts| parts.iter().map(|p| p.len).sum::<u64>()).max().unwrap_or(0);
-        // One read for each place in the queue: an engine that hands reads on only when it is called has them all at once.
-        let most = largest.div_ceil(u64::from(options.queue_depth)).max(LEAST_READ_BYTES).next_multiple_of(CUT);
-        let most = most.min(u64::from(u32::MAX) / CUT * CUT);
+        let most = read_bytes(largest, options.queue_depth);
         let cut = |parts: &Vec<Extent>| {
             let cut_one = |p: &Extent| {
                 let (offset, len) = (p.offset, p.len);
@@ -87,112 +65,35 @@ impl TrunkStream {
         };
         let reads: Vec<Vec<(u64, u32)>> = trunk.parts.iter().map(cut).collect();
         let requests = reads.iter().map(Vec::len).max().unwrap_or(1).max(1);
-        let signal = Arc::new(Signal::default());
-        let slab = Slab::new(2, largest.max(1), Arc::new(Signal::default()))?;
-        let spec = EngineSpec {
-            files: vec![file],
-            slab: &slab,
-            depth: options.queue_depth,
-            requests: requests as u32,
-            pace: trunk.pace.clone(),
-            faults: None, // those of drives are for experts
-            signal,
-        };
-        let engine = make_engine(options, clock, spec)?;
-        Ok(Self {
-            path: trunk.path.to_path_buf(),
-            engine,
-            slab,
-            reads,
-            current: None,
-            pending: None,
-            begun: 0,
-            batch: Vec::with_capacity(requests),
-            done: Vec::with_capacity(requests),
-            timeout: Duration::from_millis(options.read_timeout_ms),
-            counters: BlockCounters::default(),
-        })
+        let file = (trunk.path, file);
+        let engine = BlockReads::start(file, WORDING, (largest, requests), trunk.pace.clone(), options, clock)?;
+        Ok(Self { engine, reads, current: None, pending: None, counters: BlockCounters::default() })
     }
 
     /// Begins to read a block into a free buffer.
     fn begin(&mut self, block: usize) -> Result<(), SourceError> {
         let reads = self.reads.get(block).map_or(&[][..], Vec::as_slice);
-        let mut rest = self.slab.take();
-        if rest.is_none() || reads.is_empty() {
-            return Err(SourceError::Unknown(format!("the trunk has no block {block}, or no buffer is free for it")));
+        if reads.is_empty() {
+            return Err(SourceError::Unknown(format!("the trunk has no block {block}")));
         }
-        self.begun += 1;
-        for (index, &(offset, len)) in reads.iter().enumerate() {
-            let Some(mut slot) = rest.take() else { break };
-            rest = slot.split_off(len as usize);
-            let tag = self.begun << 32 | index as u64;
-            self.batch.push(ReadRequest { tag, file: 0, offset, len, need: len, slot });
-        }
+        self.pending = Some((block, self.engine.begin(reads.iter().copied(), 0)?));
         self.counters.reads += reads.len() as u64;
-        self.pending = Some(Pending { block, begun: self.begun, left: reads.len(), whole: None, failed: None });
-        drop(rest); // what the block does not fill
-        self.engine.submit(&mut self.batch);
         Ok(())
     }
 
     /// Waits for the block that is on its way.
-    fn finish(&mut self, mut pending: Pending) -> Result<Slot, SourceError> {
-        let mut deadline = Instant::now() + self.timeout;
-        while pending.left > 0 {
-            if !self.batch.is_empty() {
-                self.engine.submit(&mut self.batch);
-            }
-            if self.engine.reap(1, deadline, &mut self.done) == 0 {
-                return Err(SourceError::Timeout(format!(
-                    "{}: {} reads of a block of the trunk were not done in {:?}",
-                    self.path.display(),
-                    pending.left,
-                    self.timeout
-                )));
-            }
-            deadline = Instant::now() + self.timeout;
-            for completion in self.done.drain(..) {
-                if completion.tag >> 32 != pending.begun {
-                    continue; // of a block that was given up
-                }
-                pending.left -= 1;
-                match completion.outcome {
-                    ReadOutcome::Done { .. } => {}
-                    outcome => pending.failed = Some((completion.tag, outcome)),
-                }
-                if pending.left == 0 {
-                    // the only handle that is left of the buffer
-                    pending.whole = completion.slot.widen().ok();
-                }
-            }
-        }
-        let reads = &self.reads[pending.block];
-        if let Some((tag, outcome)) = pending.failed {
-            let (offset, len) = reads.get((tag & u64::from(u32::MAX)) as usize).copied().unwrap_or_default();
-            return Err(SourceError::Read(format!(
-                "{}: {len} bytes at offset {offset} of the trunk: {}",
-                self.path.display(),
-                why(outcome)
-            )));
-        }
+    fn finish(&mut self, (block, pending): (usize, Pending)) -> Result<Slot, SourceError> {
+        let reads = &self.reads[block];
+        let whole = self.engine.finish(pending, |index| reads.get(index).copied().unwrap_or_default(), |_, _| {})?;
         self.counters.bytes += reads.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
-        pending.whole.ok_or_else(|| SourceError::Unknown("a buffer of the trunk is still in use".into()))
-    }
-}
-
-fn why(outcome: ReadOutcome) -> String {
-    match outcome {
-        ReadOutcome::Failed { errno } => std::io::Error::from_raw_os_error(errno).to_string(),
-        ReadOutcome::Short { bytes } => format!("the file ends after {bytes} of them; import the checkpoint again"),
-        ReadOutcome::Cancelled => "cancelled".into(),
-        ReadOutcome::Done { .. } => "done".into(),
+        Ok(whole)
     }
 }
 
 impl BlockSource for TrunkStream {
     fn block(&mut self, block: usize, next: Option<usize>) -> Result<&[u8], SourceError> {
         if let Some(pending) = self.pending.take() {
-            let (begun, had) = (pending.block, self.counters.bytes);
+            let (begun, had) = (pending.0, self.counters.bytes);
             let whole = self.finish(pending)?;
             if begun == block {
                 self.current = Some((block, whole)); // the buffer before it is free again
@@ -222,7 +123,7 @@ impl BlockSource for TrunkStream {
     }
 
     fn threads(&self) -> Vec<u32> {
-        self.engine.counters().threads()
+        self.engine.threads()
     }
 
     fn settle(&mut self) {
@@ -233,21 +134,6 @@ impl BlockSource for TrunkStream {
             self.counters.bytes = had;
         }
     }
-}
-
-fn open_one(path: &Path, options: &ReaderOptions) -> std::io::Result<(File, Option<DioAlignment>)> {
-    if options.direct {
-        match open_direct(path) {
-            Ok(direct) => return Ok((direct.file, Some(direct.alignment))),
-            Err(e) if e.kind() == ErrorKind::Unsupported && options.allow_buffered => {}
-            Err(e) if e.kind() == ErrorKind::Unsupported => {
-                let hint = "use another file system, or allow reads through the page cache with --allow-fallback";
-                return Err(std::io::Error::new(ErrorKind::Unsupported, format!("{e}; {hint}")));
-            }
-            Err(e) => return Err(e),
-        }
-    }
-    Ok((File::open(path)?, None))
 }
 
 #[cfg(test)]
@@ -296,6 +182,29 @@ mod tests {
             assert!(s.block(2, Some(1)).unwrap()[..want.len()] == want);
             s.settle();
             assert_eq!(s.counters().unused_bytes, unused + 4096, "what was on its way when it ended");
+        }
+    }
+
+    #[test]
+    fn a_drive_that_fails_or_hangs_is_named_with_what_to_do() {
+        use crate::reader::tests::BadEngine;
+        use std::time::Duration;
+        let dir = tempfile::tempdir().unwrap();
+        let parts = [vec![Extent { offset: 4096, len: 8192 }]];
+        let failing = |errno: i32| {
+            let mut s = stream(1, &parts, &[7; 12_288], &dir);
+            s.engine.swap_engine(Box::new(BadEngine::new(errno, Arc::default())), Duration::from_millis(20));
+            s.block(0, None).unwrap_err().to_string()
+        };
+        let store = dir.path().display().to_string();
+        let gone = failing(libc::ENODEV);
+        for part in ["trunk.bin", "8192 bytes at offset 4096", "no drive has another copy", "argodrive verify", &store]
+        {
+            assert!(gone.contains(part), "no `{part}` in: {gone}");
+        }
+        let hangs = failing(0);
+        for part in ["trunk.bin", "at offset 4096", "20ms", "--read-timeout"] {
+            assert!(hangs.contains(part), "no `{part}` in: {hangs}");
         }
     }
 

@@ -6,7 +6,8 @@ use crate::drive::profile::Profile;
 use crate::drive::units::{parse_duration_ns, parse_rate};
 use crate::ids::{DriveId, ExpertId, LayerId};
 use crate::layout::plan::{Plan, Shape};
-use crate::trace::events::{BarrierRecord, Outcome, ReadEvent, ReadResult};
+use crate::trace::events::{BarrierRecord, Outcome, Purpose, ReadEvent, ReadResult};
+use crate::trace::header::KV_DRIVE;
 use crate::trace::log::{TraceDrive, TraceError};
 use crate::trace::stream::Stream;
 use serde::Deserialize;
@@ -108,7 +109,8 @@ impl Homes {
     pub fn of_reads(reads: &mut Stream<ReadEvent>) -> Result<Self, TraceError> {
         let mut masks: HashMap<(LayerId, ExpertId), u64> = HashMap::new();
         while let Some(read) = reads.next_value()? {
-            if read.result == ReadResult::Ok {
+            let of_expert = matches!(read.purpose, Purpose::Demand | Purpose::Prefetch);
+            if of_expert && read.result == ReadResult::Ok {
                 *masks.entry((read.layer, read.expert)).or_default() |=
                     1u64.checked_shl(u32::from(read.drive.0)).unwrap_or(0);
             }
@@ -142,8 +144,12 @@ impl Bounds {
             let have: Vec<&str> = drives.iter().map(|d| d.name.as_str()).collect();
             return input(format!("--rates: drive `{}` is not in the trace ({})", unknown.name, have.join(", ")));
         }
+        let used = homes.masks.values().fold(0, |used, mask| used | mask);
+        let holds = |at: usize| 1u64.checked_shl(at as u32).is_some_and(|bit| used & bit != 0);
+        // one that has latent rows and no experts stands last, and is not what a barrier could wait for
+        let without = drives.last().is_some_and(|d| d.name == KV_DRIVE && !holds(drives.len() - 1));
         let mut rates = Vec::with_capacity(drives.len());
-        for drive in drives {
+        for drive in &drives[..drives.len() - usize::from(without)] {
             let mut found = named.iter().filter(|n| n.name == drive.name);
             match (found.next(), found.next()) {
                 (Some(one), None) => rates.push(one.rate),

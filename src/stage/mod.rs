@@ -73,7 +73,7 @@ pub enum StageError {
         free_bytes: u64,
     },
     /// Another process writes to the drive.
-    #[error("drive {drive} ({}): another `argodrive stage` or `prune` ({held}) is writing to it; wait for it to end", path.display())]
+    #[error("drive {drive} ({}): another `argodrive stage`, `prune` or `import --plan` ({held}) is writing to it; wait for it to end, or stop it: what it has copied is kept", path.display())]
     Busy {
         /// Drive name.
         drive: String,
@@ -83,7 +83,7 @@ pub enum StageError {
         held: Held,
     },
     /// A run reads what would be freed.
-    #[error("drive {drive} ({}): a run ({held}) is reading from it, and what it reads must stay; wait for it to end", path.display())]
+    #[error("drive {drive} ({}): a run or `argodrive verify` ({held}) is reading from it, and what it reads must stay; wait for it to end, or stop it", path.display())]
     InUse {
         /// Drive name.
         drive: String,

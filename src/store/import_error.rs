@@ -2,6 +2,7 @@
 
 use super::manifest::ManifestError;
 use crate::model::safetensors::CheckpointError;
+use crate::sys::lock::Held;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -41,10 +42,12 @@ pub enum ImportError {
         has: u64,
     },
     /// Another process is importing into this store.
-    #[error("{}: another import into this store is running", store.display())]
+    #[error("{}: another import into this store ({held}) is running; wait for it to end, or stop it: what it has done is kept, and the same command goes on from there", store.display())]
     Busy {
         /// The store.
         store: PathBuf,
+        /// Who it is.
+        held: Held,
     },
     /// The store holds, or is becoming, something else.
     #[error("{}: begun with another checkpoint: {reason}; remove the folder to start over, or choose another --store", store.display())]

@@ -6,6 +6,7 @@ use super::import::ImportError;
 use super::manifest::Digest;
 use super::trunk_format::TrunkFormat;
 use crate::model::checkpoint::{Checkpoint, Shard};
+use crate::sys::lock::Held;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -115,7 +116,9 @@ impl Journal {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(ImportError::Busy { store: store.to_path_buf() }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(ImportError::Busy { store: store.to_path_buf(), held: Held::by(&file) });
+            }
             Err(TryLockError::Error(e)) => return Err(io(e)),
         }
         if file.metadata().map_err(io)?.len() > MAX_JOURNAL_BYTES {

@@ -6,6 +6,7 @@
 
 use crate::sys::durable::{sync_folder, write_atomic};
 use crate::sys::lock::{Held, try_lock};
+use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -261,6 +262,18 @@ pub fn find(at: &Path) -> Result<Found, SnapshotError> {
     Err(SnapshotError::AllDamaged { folder: at.to_path_buf(), reasons: passed_over.join("; ") })
 }
 
+/// A text that snapshots of another run in a folder are of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OtherText {
+    /// What the names of its snapshots end with.
+    pub name: String,
+    /// Its snapshots.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 /// A folder that snapshots of one text are written to. No other run writes there meanwhile.
 #[derive(Debug)]
 pub struct SnapshotFolder {
@@ -304,6 +317,20 @@ impl SnapshotFolder {
         let own = list(&self.path).unwrap_or_default();
         let own = own.iter().filter(|n| n.text == self.text).filter_map(|n| fs::metadata(&n.path).ok());
         own.map(|m| m.len()).sum()
+    }
+
+    /// Other texts with snapshots there, the newest first. Nothing removes these: whether somebody wants to go on with a text is
+    /// in no file.
+    pub fn other_texts(&self) -> Vec<OtherText> {
+        let mut others: Vec<OtherText> = Vec::new();
+        for one in list(&self.path).unwrap_or_default().into_iter().filter(|n| n.text != self.text) {
+            let bytes = fs::metadata(&one.path).map_or(0, |m| m.len());
+            match others.iter_mut().find(|o| o.name == one.text) {
+                Some(other) => (other.files, other.bytes) = (other.files + 1, other.bytes + bytes),
+                None => others.push(OtherText { name: one.text, files: 1, bytes }),
+            }
+        }
+        others
     }
 
     /// Bytes that may be written there.
@@ -404,6 +431,8 @@ mod tests {
         assert_eq!(numbers, [3, 2, 0], "two of this text, and the one of the other");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 4, "the half one is gone");
         assert_eq!(own.held_bytes(), 2 * file_bytes(1, 1));
+        let other = OtherText { name: "other".into(), files: 1, bytes: file_bytes(1, 0) };
+        assert_eq!(own.other_texts(), [other], "it is told, and stays");
         assert_eq!(find(&folder).unwrap().file.path(), written[2]);
         fs::write(&written[2], "cut").unwrap();
         let found = find(&folder).unwrap();

@@ -2,7 +2,7 @@
 //! systems accept `O_DIRECT`), so callers ask [`is_memory_file_system`] and measure residency as well.
 
 use crate::knob::{self, Knob};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 
@@ -41,11 +41,23 @@ fn unsupported(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, format!("no direct reads: {why}"))
 }
 
-#[cfg(target_os = "linux")]
+/// Opens a file that is there for direct writes. An `Unsupported` error says why the file system cannot.
+pub fn open_direct_for_writing(path: &Path) -> io::Result<DirectFile> {
+    if is_memory_file_system(path)? {
+        return Err(unsupported("it lies on a memory file system, where direct writes fill memory"));
+    }
+    open_as(path, File::options().write(true))
+}
+
 fn open_past_cache(path: &Path) -> io::Result<DirectFile> {
+    open_as(path, File::options().read(true))
+}
+
+#[cfg(target_os = "linux")]
+fn open_as(path: &Path, how: &mut OpenOptions) -> io::Result<DirectFile> {
     use std::os::unix::fs::OpenOptionsExt;
     let flags = if knob::skipped(Knob::Direct) { 0 } else { libc::O_DIRECT };
-    let opened = File::options().read(true).custom_flags(flags).open(path);
+    let opened = how.custom_flags(flags).open(path);
     let file = opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EINVAL) => unsupported("the file system refuses O_DIRECT"),
         _ => e,
@@ -73,9 +85,9 @@ pub fn alignment_of(file: &File) -> io::Result<DioAlignment> {
 }
 
 #[cfg(target_os = "macos")]
-fn open_past_cache(path: &Path) -> io::Result<DirectFile> {
+fn open_as(path: &Path, how: &mut OpenOptions) -> io::Result<DirectFile> {
     use std::os::fd::AsRawFd;
-    let file = File::open(path)?;
+    let file = how.open(path)?;
     // SAFETY: F_NOCACHE takes an int and touches no memory of ours; the descriptor is open.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) } == -1 {
         return Err(io::Error::last_os_error());
@@ -85,7 +97,7 @@ fn open_past_cache(path: &Path) -> io::Result<DirectFile> {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn open_past_cache(_path: &Path) -> io::Result<DirectFile> {
+fn open_as(_path: &Path, _how: &mut OpenOptions) -> io::Result<DirectFile> {
     Err(unsupported("not implemented for this operating system"))
 }
 

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 /// Version of trace folders that this program writes.
 pub const TRACE_VERSION: u32 = 2;
 
+/// Name of a drive that holds latent rows and no experts; it stands behind the others.
+pub const KV_DRIVE: &str = "kv";
+
 /// A drive as it was mapped in the traced run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -168,7 +171,7 @@ impl TraceHeader {
 pub const READ_COLUMNS: [(&str, &str); 17] = [
     ("step", "forward pass, from 0"),
     ("layer", "layer read for, from 0"),
-    ("expert", "expert read for, from 0"),
+    ("expert", "expert read for, from 0; 0 in reads of latent rows (kv)"),
     ("drive", "drive that served it, as in `drives`"),
     ("replica", "which copy: index into the expert's homes, 0 = primary"),
     ("part", "part of the expert, from 0"),

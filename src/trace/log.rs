@@ -71,9 +71,27 @@ impl TraceBuffer {
         }
     }
 
+    /// Adds reads that were kept elsewhere and that no barrier waits for; the order is that in which reads ended.
+    pub fn add_reads(&mut self, mut reads: Vec<ReadEvent>) {
+        for read in &mut reads {
+            // barriers open one after the other
+            let before = self.barriers.partition_point(|b| b.open_ns <= read.queued_ns);
+            read.issued_in = before.checked_sub(1).and_then(|at| self.barriers.get(at)).map_or(0, |b| b.barrier);
+        }
+        self.capacity.reads += reads.len();
+        self.reads.append(&mut reads);
+        self.reads.sort_by_key(|r| r.completed_ns);
+    }
+
     /// The barriers, for what can only be known once a run is over.
     pub fn barriers_mut(&mut self) -> &mut [BarrierRecord] {
         &mut self.barriers
+    }
+
+    /// Shows the barriers and forgets them, so that there is room for as many again. Allocates nothing.
+    pub fn drain_barriers(&mut self, see: &mut dyn FnMut(&BarrierRecord)) {
+        self.barriers.iter().for_each(see);
+        self.barriers.clear();
     }
 
     /// Barriers that did not fit.
@@ -141,7 +159,13 @@ pub fn read_header(folder: &Path) -> Result<TraceHeader, TraceError> {
     let path = folder.join(TRACE_FILE);
     let io = |source| TraceError::Io { path: path.clone(), source };
     let syntax = |reason: String| TraceError::Syntax { path: path.clone(), reason };
-    let len = std::fs::metadata(&path).map_err(io)?.len();
+    let len = match std::fs::metadata(&path) {
+        Ok(m) => m.len(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(syntax(format!("{e}; a trace is a folder that `decode --trace <folder>` writes")));
+        }
+        Err(e) => return Err(io(e)),
+    };
     if len > MAX_JSON_BYTES {
         return Err(syntax(format!("{len} bytes, at most {MAX_JSON_BYTES} are read")));
     }
@@ -177,7 +201,7 @@ fn write_rows<T: Serialize>(path: &Path, columns: &[(&str, &str)], rows: &[T]) -
 fn read_rows<T: DeserializeOwned>(path: &Path, columns: &[(&str, &str)]) -> Result<Vec<T>, TraceError> {
     let syntax = |reason: String| TraceError::Syntax { path: path.to_path_buf(), reason };
     let file = File::open(path).map_err(|source| TraceError::Io { path: path.to_path_buf(), source })?;
-    let mut csv = csv::Reader::from_reader(io::BufReader::new(file));
+    let mut csv = csv::Reader::from_reader(io::BufReader::new(super::passed::Counted::new(file)));
     let header = csv.headers().map_err(|e| syntax(e.to_string()))?;
     if !header.iter().eq(columns.iter().map(|(name, _)| *name)) {
         return Err(syntax("the columns are not those of a trace".into()));

@@ -10,6 +10,7 @@ pub mod log;
 pub mod meter;
 pub mod monitor;
 pub mod parquet;
+pub mod passed;
 pub mod routes;
 pub mod rows;
 pub mod stream;

@@ -4,6 +4,7 @@
 //! Traces never quote, so a quote is an ordinary character: a stray one cannot swallow the rest of a file.
 
 use super::log::TraceError;
+use super::passed::Counted;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ impl Lines {
     /// The lines of the file at `path`.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let file = File::open(path).map_err(|source| TraceError::Io { path: path.to_path_buf(), source })?;
-        Ok(Self::over(path, Box::new(file)))
+        Ok(Self::over(path, Box::new(Counted::new(file))))
     }
 
     /// The lines of `input`, which errors call `path`.

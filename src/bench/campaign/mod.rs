@@ -26,6 +26,7 @@ use crate::knob::Knob;
 use crate::layout::plan::PlanError;
 use crate::open::OpenError;
 use crate::stats::StatsError;
+use crate::sys::lock::Held;
 use arms::ReadyArm;
 use evaluate::{Results, evaluate};
 use file::{CampaignFile, State};
@@ -204,8 +205,9 @@ pub(super) fn lock(folder: &Path) -> Result<File, CampaignError> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(CampaignError::Option(format!(
-            "{}: another argodrive is measuring into this folder; wait for it to end",
-            folder.display()
+            "{}: another argodrive ({}) is measuring into this folder; wait for it to end, or stop it: what it has measured is kept",
+            folder.display(),
+            Held::by(&file)
         ))),
         Err(TryLockError::Error(source)) => Err(io(source).into()),
     }

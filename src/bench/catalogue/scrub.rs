@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Keys whose text is a path, whether it is absolute or not.
-const PATH_KEYS: [&str; 15] = [
+const PATH_KEYS: [&str; 16] = [
     "store",
     "plan",
     "drives",
@@ -20,6 +20,7 @@ const PATH_KEYS: [&str; 15] = [
     "from",
     "folder",
     "snapshot_dir",
+    "kv_dir",
     "resume",
 ];
 /// Keys whose text is data in base64, in which `/` is a digit.

@@ -226,6 +226,7 @@ fn read_arm(
         &mut reader.cache_heat,
         &mut config.draft.draft_model,
         &mut config.snapshot.snapshot_dir,
+        &mut config.kv.kv_dir,
         &mut config.snapshot.resume,
     ] {
         *path = path.take().map(|p| beside(folder, &p));

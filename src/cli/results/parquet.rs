@@ -1,6 +1,6 @@
 //! `argodrive results parquet`: the tables of a trace folder as Parquet files.
 
-use super::super::{WIDTH, print, print_json, remark};
+use super::super::{Reading, WIDTH, print, print_json, remark};
 use crate::report::table::{Align, Table};
 use crate::report::units::bytes;
 use crate::trace::log::{self, TRACE_FILE};
@@ -38,10 +38,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("{}: has none of {names}", args.trace.display());
     }
     std::fs::create_dir_all(out).with_context(|| format!("--out {}", out.display()))?;
+    let reading = Reading::start("reading the trace");
     let mut written = Vec::with_capacity(tables.len());
     for table in &tables {
         written.push(convert(&args.trace, out, &header, table, args.lenient)?);
     }
+    drop(reading);
     // last, because a folder with a trace.json is a whole trace
     if !out.join(TRACE_FILE).exists() {
         log::write_header(out, &header)?;

@@ -1,6 +1,6 @@
 //! `argodrive trace export`: a trace for other programs.
 
-use super::super::{print, print_json, remark};
+use super::super::{Reading, print, print_json, remark};
 use crate::drive::units::parse_duration_ns;
 use crate::replay::export::{hdr, perfetto};
 use crate::replay::join::Joiner;
@@ -44,6 +44,7 @@ enum Format {
 pub fn run(args: Args) -> Result<ExitCode> {
     let header = log::read_header(&args.trace)?;
     let drives = header.drives.len();
+    let reading = Reading::start("reading the trace");
     let mut reads = stream::reads(&args.trace, drives, args.lenient)?;
     let mut out = Growing::create(&args.out)?;
     let (text, value, skipped) = match args.format {
@@ -64,6 +65,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     };
     out.finish()?;
+    drop(reading);
     for fault in &skipped.first {
         remark(&format!("left out: {fault}"));
     }

@@ -1,6 +1,6 @@
 //! `argodrive trace import`: another program's log becomes a trace folder.
 
-use super::super::{print, print_json, remark};
+use super::super::{Reading, print, print_json, remark};
 use crate::drive::units::parse_bytes;
 use crate::replay::import::per_read::{PerReadOptions, PrefetchBarrier, TimeIs};
 use crate::replay::import::{blkparse, fio, per_read, sampler};
@@ -85,6 +85,7 @@ enum Value {
 pub fn run(args: Args) -> Result<ExitCode> {
     check(&args)?;
     let one = &args.files[0];
+    let reading = Reading::start("reading the log");
     let report = match args.format {
         Format::PerRead => {
             let defaults = PerReadOptions::default();
@@ -113,6 +114,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         Format::Blkparse => blkparse::import(one, &args.out, args.lenient)?,
     };
+    drop(reading);
     for fault in &report.skipped_first {
         remark(&format!("left out: {fault}"));
     }

@@ -1,6 +1,6 @@
 //! `argodrive trace learn`: what traces say about which experts follow which, as a table for `--prefetch markov`.
 
-use super::super::{print, print_json, remark};
+use super::super::{Reading, print, print_json, remark};
 use crate::reader::predict::table_file;
 use crate::replay::learn::{LearnOptions, learn};
 use crate::store::manifest::StoreManifest;
@@ -38,7 +38,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let model_id = args.store.as_ref().map(|s| StoreManifest::open(s)).transpose()?.map(|m| m.model_id);
     let options = LearnOptions { depth: args.depth, successors: args.successors, lenient: args.lenient, model_id };
+    let reading = Reading::start("reading traces");
     let learnt = learn(&args.traces, &options)?;
+    drop(reading);
     table_file::write(&args.out, &learnt.table)?;
     for folder in &learnt.from_reads {
         remark(&format!("{} has no routes.csv: learnt from its reads, passes of one row only", folder.display()));

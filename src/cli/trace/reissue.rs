@@ -2,7 +2,7 @@
 
 use super::super::run_args::{ReaderArgs, interrupt_flag, warn_shared};
 use super::super::verdict::wrapped;
-use super::super::{REJECTED, WIDTH, plan as plan_command, print, print_json, remark};
+use super::super::{REJECTED, Reading, Steps, WIDTH, plan as plan_command, print, print_json, remark, status};
 use crate::bench::config::Asked;
 use crate::bench::reissue::{PhaseRow, ReissueRecord, ReissueSpec, run as run_once};
 use crate::drive::spec;
@@ -13,6 +13,7 @@ use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, duration, rate};
 use crate::trace::log::{self, RateFrom};
 use anyhow::{Context, Result, bail};
+use std::cell::RefCell;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,7 +64,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let specs = args.drives.as_ref().map(|p| spec::load(p)).transpose()?;
     let mounts = mounts_of(&plan, specs.as_deref())?;
     warn_shared(&mounts)?;
+    let reading = Reading::start("reading the trace");
     let schedule = Schedule::load(&args.trace, &header, args.lenient)?;
+    drop(reading);
     schedule.check(&plan)?;
     for fault in &schedule.skipped.first {
         remark(&format!("left out: {fault}"));
@@ -86,7 +89,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
         rates: &[],
         out: args.out.as_deref(),
     };
-    let record = run_once(&spec, &|| !interrupted.load(Ordering::SeqCst))?;
+    let (steps, all) = (RefCell::new((Steps::default(), 0)), schedule.barriers.len());
+    // asked between barriers, where nothing is measured
+    let keep_going = || {
+        let (steps, done) = &mut *steps.borrow_mut();
+        steps.show(*done, all, "reading barriers again");
+        *done += 1;
+        !interrupted.load(Ordering::SeqCst)
+    };
+    let record = run_once(&spec, &keep_going);
+    status("");
+    let record = record?;
     if args.json {
         print_json(&serde_json::to_value(&record)?)?;
     } else {

@@ -1,6 +1,6 @@
 //! `argodrive trace replay`: a recorded run as figures.
 
-use super::super::{print, print_json};
+use super::super::{Reading, print, print_json};
 use crate::report::trace_figures::draw;
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -29,7 +29,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let folder = &args.plot_dir;
     std::fs::create_dir_all(folder).with_context(|| format!("--plot-dir {}", folder.display()))?;
+    let reading = Reading::start("reading the trace");
     let files = draw(&args.trace, folder, args.step, args.lenient)?;
+    drop(reading);
     if args.json {
         print_json(&serde_json::json!({"figures": files}))?;
     } else {

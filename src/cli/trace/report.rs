@@ -1,6 +1,6 @@
 //! `argodrive trace report`: the aggregate of a trace as tables or JSON, and each barrier as a row of a CSV file.
 
-use super::super::{print, print_json, remark, verdict};
+use super::super::{Reading, print, print_json, remark, verdict};
 use super::tables;
 use crate::layout::plan::Plan;
 use crate::replay::ReplayError;
@@ -80,6 +80,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if !stream::has_reads(&args.trace) && stream::has_windows(&args.trace) {
         return report_windows(&args, &header);
     }
+    let reading = Reading::start("reading the trace");
     let summary = summary(&args, &header)?;
     let sampled = sampled_windows(&args, &header)?;
     for fault in &summary.skipped_first {
@@ -88,6 +89,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(path) = &args.html {
         write_page(path, &args.trace, &summary, &header, args.lenient)?;
     }
+    drop(reading);
     if args.json {
         let mut value = serde_json::to_value(&summary)?;
         value["emulated"] = header.drives.iter().any(|d| d.emulated).into();

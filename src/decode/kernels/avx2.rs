@@ -9,7 +9,7 @@ use super::out::Out;
 use super::{Data, KdaInputs, Matrix, ROW_TILE, Rows, WIDE_ROWS, avx2_mxfp4, row_scale, scalar};
 use std::arch::x86_64::*;
 
-pub use super::avx2_math::{exp, sigmoid, silu, situ};
+pub use super::avx2_math::{exp, sigmoid, silu, situ, softmax};
 
 /// Bytes that memory delivers together.
 pub(super) const LINE: usize = 64;
@@ -286,7 +286,7 @@ pub unsafe fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// See [`super::Kernels::combine`].
+/// See [`super::Kernels::combine_onto`]; one sum.
 ///
 /// # Safety
 /// The processor has AVX2 and FMA; the rows fit (checked by the caller).
@@ -301,7 +301,6 @@ pub unsafe fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
     if j < whole {
         combine_columns::<1, 4>([weights], rows, out, n, j);
     }
-    out[whole..].fill(0.0);
     for (i, &w) in weights.iter().enumerate() {
         let row = &rows.data[i * rows.stride..i * rows.stride + n];
         for (o, v) in out[whole..].iter_mut().zip(&row[whole..]) {
@@ -310,7 +309,7 @@ pub unsafe fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
     }
 }
 
-/// See [`super::Kernels::combine_all`].
+/// See [`super::Kernels::combine_onto`].
 ///
 /// # Safety
 /// The processor has AVX2 and FMA; weights and rows fit (checked by the caller).
@@ -332,7 +331,8 @@ pub unsafe fn combine_all(weights: Rows<'_>, rows: Rows<'_>, out: &mut [f32]) {
     }
 }
 
-/// `8 * N` columns of `R` sums of the same rows from `j` on; sums are `n` long. All weights are equally many.
+/// `8 * N` columns of `R` sums of the same rows from `j` on, added onto what is there; sums are `n` long. All weights are
+/// equally many.
 #[target_feature(enable = "avx2,fma")]
 fn combine_columns<const R: usize, const N: usize>(
     weights: [&[f32]; R],
@@ -342,6 +342,12 @@ fn combine_columns<const R: usize, const N: usize>(
     j: usize,
 ) {
     let mut acc = [[_mm256_setzero_ps(); N]; R];
+    for (r, acc) in acc.iter_mut().enumerate() {
+        for (chunk, acc) in out[r * n + j..r * n + j + 8 * N].chunks_exact(8).zip(acc) {
+            // SAFETY: the chunk has eight values.
+            *acc = unsafe { _mm256_loadu_ps(chunk.as_ptr()) };
+        }
+    }
     for i in 0..weights[0].len() {
         let row = &rows.data[i * rows.stride + j..i * rows.stride + j + 8 * N];
         let mut v = [_mm256_setzero_ps(); N];

@@ -86,6 +86,16 @@ pub unsafe fn exp(x: &mut [f32]) {
     map8!(x, |v| exp8(v));
 }
 
+/// See [`super::Kernels::softmax`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn softmax(x: &mut [f32], scale: f32) {
+    // SAFETY: the processor has both.
+    super::scalar::softmax_with(x, scale, |x| unsafe { exp(x) });
+}
+
 /// See [`super::Kernels::sigmoid`].
 ///
 /// # Safety

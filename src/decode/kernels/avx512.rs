@@ -1,21 +1,25 @@
-//! The products for x86-64 with AVX-512 (foundation, byte/word and vector length); everything else is done by the code for
-//! AVX2, which such a processor has too.
+//! The products and the sums over a cache for x86-64 with AVX-512 (foundation, byte/word and vector length). Functions have a file
+//! of their own; the rest is done by the code for AVX2, which such a processor has too.
 //!
 //! Every dot product but those of MXFP4 is one sixteen-lane accumulator over ascending groups of sixteen columns, whose
-//! halves are added and reduced as AVX2 does, then the last columns one by one. An MXFP4 product is, group after group,
-//! `sum = scale * (even columns + odd columns) + sum`. Tiles only decide how many products are in flight.
+//! halves are added and reduced as AVX2 does, then the last columns one by one. An MXFP4 product is, group after group, `sum` plus
+//! even columns, then plus odd ones, weights times their scale. Tiles only decide how many products are in flight.
+//!
+//! Rows of activations that come together share weights which were widened once: beside 24 multiplications there are ten loads then,
+//! and nothing else that would take a multiplier's place.
 
-use super::avx2::{LINE, reduce};
+use super::avx2::{self, LINE, reduce};
 use super::avx2_mxfp4::{SCALES, widen_scales};
+use super::matrix::panel_rows;
 use super::mxfp4::{GROUP_BYTES, Meeting, Weights, evens_first, meet};
 use super::out::Out;
-use super::{Data, MX_GROUP, Matrix, ROW_TILE, Rows, scalar};
+use super::{Data, MX_GROUP, Matrix, ROW_TILE, Rows, WIDE_ROWS, scalar};
 use std::arch::x86_64::*;
 
 /// Lanes of a register.
 const LANES: usize = 16;
-/// Activation rows of a tile.
-const TALL_X: usize = 4;
+/// Activation rows of a tile: with four weight rows they take 24 of 32 registers.
+const TALL_X: usize = 6;
 /// Activation rows that share the unpacking of MXFP4 weights.
 const MX_X: usize = 8;
 
@@ -27,9 +31,9 @@ const MX_X: usize = 8;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [f32]) {
     match m.data {
-        Data::F32(data) => all_rows(m, F32(data.as_ptr()), x, out),
-        Data::Bf16(bytes) => all_rows(m, Bf16(bytes.as_ptr()), x, out),
-        Data::Int8 { codes, .. } => all_rows(m, Int8(codes.as_ptr()), x, out),
+        Data::F32(data) => all_rows(m, F32(data.as_ptr()), x, out, wide),
+        Data::Bf16(bytes) => all_rows(m, Bf16(bytes.as_ptr()), x, out, wide),
+        Data::Int8 { codes, .. } => all_rows(m, Int8(codes.as_ptr()), x, out, wide),
         Data::Mxfp4 { packed, scales } => {
             let products = |m: Meeting<'_>, out: &mut Out<'_>| match m.count {
                 1 => mx_one_row(&m, out),
@@ -51,6 +55,11 @@ pub unsafe fn matmul(m: Matrix<'_>, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [
 trait Stored: Copy {
     /// Rows of so few bytes that a prefetcher hardly begins before they end are fetched ahead.
     const SHORT: bool = false;
+    /// They are numbers as they lie.
+    const IS_F32: bool = false;
+
+    /// The weights from `at` on, which need not exist.
+    fn after(self, at: usize) -> Self;
 
     /// Where weight `at` lies, which need not exist.
     fn place(self, at: usize) -> *const i8;
@@ -70,6 +79,13 @@ struct Bf16(*const u8);
 struct Int8(*const u8);
 
 impl Stored for F32 {
+    const IS_F32: bool = true;
+
+    #[inline(always)]
+    fn after(self, at: usize) -> Self {
+        Self(self.0.wrapping_add(at))
+    }
+
     #[inline(always)]
     fn place(self, at: usize) -> *const i8 {
         self.0.wrapping_add(at).cast()
@@ -83,6 +99,11 @@ impl Stored for F32 {
 }
 
 impl Stored for Bf16 {
+    #[inline(always)]
+    fn after(self, at: usize) -> Self {
+        Self(self.0.wrapping_add(2 * at))
+    }
+
     #[inline(always)]
     fn place(self, at: usize) -> *const i8 {
         self.0.wrapping_add(2 * at).cast()
@@ -102,6 +123,11 @@ impl Stored for Int8 {
     const SHORT: bool = true;
 
     #[inline(always)]
+    fn after(self, at: usize) -> Self {
+        Self(self.0.wrapping_add(at))
+    }
+
+    #[inline(always)]
     fn place(self, at: usize) -> *const i8 {
         self.0.wrapping_add(at).cast()
     }
@@ -114,31 +140,78 @@ impl Stored for Int8 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-fn all_rows<W: Stored>(m: Matrix<'_>, w: W, x: Rows<'_>, out: &mut Out<'_>) {
-    let mut r = 0;
-    if x.count >= TALL_X {
-        let mut o = 0;
-        while o < m.rows {
-            r = 0;
-            while r + TALL_X <= x.count {
-                if o + 4 <= m.rows {
-                    put::<4, TALL_X>(m, o, r, tile(m, w, o, x, r), out);
-                } else {
-                    (o..m.rows).for_each(|o| put::<1, TALL_X>(m, o, r, tile(m, w, o, x, r), out));
-                }
-                r += TALL_X;
+fn all_rows<W: Stored>(m: Matrix<'_>, w: W, x: Rows<'_>, out: &mut Out<'_>, wide: &mut [f32]) {
+    let (mut o, room) = (0, if W::IS_F32 { usize::MAX } else { wide.len() / m.cols.max(1) });
+    if x.count > 1 && room >= WIDE_ROWS {
+        let most = panel_rows(m.cols).min(room) / WIDE_ROWS * WIDE_ROWS;
+        while o + WIDE_ROWS <= m.rows {
+            let n = most.min((m.rows - o) / WIDE_ROWS * WIDE_ROWS);
+            if W::IS_F32 {
+                panel(m, (m.part(o, n), w.after(o * m.cols)), o, x, out);
+            } else {
+                let wide = &mut wide[..n * m.cols];
+                widen(m, w, o, wide);
+                panel(m, (Matrix::f32(wide, n, m.cols), F32(wide.as_ptr())), o, x, out);
             }
-            o += 4;
+            o += n;
         }
     }
-    while r < x.count {
-        let mut o = 0;
+    for r in 0..x.count {
+        let mut o = o;
         while o + ROW_TILE <= m.rows {
             put::<ROW_TILE, 1>(m, o, r, tile(m, w, o, x, r), out);
             o += ROW_TILE;
         }
         (o..m.rows).for_each(|o| put::<1, 1>(m, o, r, tile(m, w, o, x, r), out));
-        r += 1;
+    }
+}
+
+/// Rows `at..` of `m`, a multiple of four which lie in the matrix `w.0`, against all rows of `x`. These pass by one after another,
+/// and the weights stay in the nearest cache.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+fn panel<W: Stored>(m: Matrix<'_>, w: (Matrix<'_>, W), at: usize, x: Rows<'_>, out: &mut Out<'_>) {
+    let mut r = 0;
+    while r < x.count {
+        match x.count - r {
+            1 => panel_tiles::<W, 1>(m, w, at, x, r, out),
+            2 => panel_tiles::<W, 2>(m, w, at, x, r, out),
+            3 => panel_tiles::<W, 3>(m, w, at, x, r, out),
+            4 => panel_tiles::<W, 4>(m, w, at, x, r, out),
+            5 => panel_tiles::<W, 5>(m, w, at, x, r, out),
+            _ => panel_tiles::<W, TALL_X>(m, w, at, x, r, out),
+        }
+        r += TALL_X;
+    }
+}
+
+/// [`panel`] for rows `r..r + R` of `x`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+fn panel_tiles<W: Stored, const R: usize>(
+    m: Matrix<'_>,
+    (panel, w): (Matrix<'_>, W),
+    at: usize,
+    x: Rows<'_>,
+    r: usize,
+    out: &mut Out<'_>,
+) {
+    for o in (0..panel.rows).step_by(WIDE_ROWS) {
+        put::<WIDE_ROWS, R>(m, at + o, r, tile(panel, w, o, x, r), out);
+    }
+}
+
+/// Widens rows of `m` from row `first` on, without their scales, until `out` is full.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+fn widen<W: Stored>(m: Matrix<'_>, w: W, first: usize, out: &mut [f32]) {
+    let (start, count) = (first * m.cols, out.len());
+    assert!(start + count <= m.rows * m.cols);
+    let whole = count / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        // SAFETY: at + 16 <= count, so the matrix has the weights (asserted above; its constructor checked its bytes), and `out`
+        // the places.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr().add(at), w.load(start + at)) };
+    }
+    for (at, out) in out.iter_mut().enumerate().skip(whole) {
+        *out = scalar::weight(m, first, at);
     }
 }
 
@@ -189,18 +262,54 @@ fn tile<W: Stored, const O: usize, const R: usize>(
         }
         c += LANES;
     }
-    let mut all = [[0.0; O]; R];
-    for (r, all) in all.iter_mut().enumerate() {
-        let mut sums = [_mm256_setzero_ps(); O];
-        for i in 0..O {
-            sums[i] = halves(acc[i][r]);
-        }
-        *all = reduce(sums);
-        for (i, sum) in all.iter_mut().enumerate() {
-            for c in whole..cols {
-                *sum = scalar::weight(m, o + i, c).mul_add(x.data[r * x.stride + c], *sum);
+    let mut all = sums_of(acc);
+    if whole < cols {
+        for (r, all) in all.iter_mut().enumerate() {
+            for (i, sum) in all.iter_mut().enumerate() {
+                for c in whole..cols {
+                    *sum = scalar::weight(m, o + i, c).mul_add(x.data[r * x.stride + c], *sum);
+                }
             }
         }
+    }
+    all
+}
+
+/// Sums the lanes of each accumulator: halves first, then as [`reduce`] does.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+fn sums_of<const O: usize, const R: usize>(acc: [[__m512; R]; O]) -> [[f32; O]; R] {
+    let mut all = [[0.0; O]; R];
+    let mut r = 0;
+    if O == 4 {
+        // Two activation rows beside each other, the first in the lower half.
+        while r + 2 <= R {
+            let both = |o: usize| {
+                let (first, second) = (acc[o][r], acc[o][r + 1]);
+                let lower = _mm512_shuffle_f32x4::<0b01_00_01_00>(first, second);
+                _mm512_add_ps(lower, _mm512_shuffle_f32x4::<0b11_10_11_10>(first, second))
+            };
+            // Sums of neighbours: of the first argument in the lower half of a lane of four, of the second in the upper.
+            let pairs = |a: __m512, b: __m512| {
+                _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b))
+            };
+            let fours = pairs(pairs(both(0), both(1)), pairs(both(2), both(3)));
+            let crossed = _mm512_add_ps(fours, _mm512_shuffle_f32x4::<0b10_11_00_01>(fours, fours));
+            for (i, all) in all[r..r + 2].iter_mut().enumerate() {
+                let four = if i == 0 { _mm512_castps512_ps128(crossed) } else { _mm512_extractf32x4_ps::<2>(crossed) };
+                // SAFETY: `all` has four values.
+                unsafe { _mm_storeu_ps(all.as_mut_ptr(), four) };
+            }
+            r += 2;
+        }
+    }
+    while r < R {
+        let mut sums = [_mm256_setzero_ps(); O];
+        for (sum, acc) in sums.iter_mut().zip(&acc) {
+            *sum = halves(acc[r]);
+        }
+        all[r] = reduce(sums);
+        r += 1;
     }
     all
 }
@@ -218,12 +327,13 @@ pub(super) fn halves(v: __m512) -> __m256 {
 fn mx_one_row(m: &Meeting<'_>, out: &mut Out<'_>) {
     let (mut o, n) = (0, m.weights.rows());
     while o + ROW_TILE <= n {
-        let acc = mx_tile::<ROW_TILE, 1>(m.weights, o, m.x);
-        out.put(m.row, m.column + o, &reduce(acc.map(|[acc]| acc)));
+        let [sums] = sums_of(mx_tile::<ROW_TILE, 1>(m.weights, o, m.x));
+        out.put(m.row, m.column + o, &sums);
         o += ROW_TILE;
     }
     while o < n {
-        out.put(m.row, m.column + o, &reduce(mx_tile::<1, 1>(m.weights, o, m.x)[0]));
+        let [sum] = sums_of(mx_tile::<1, 1>(m.weights, o, m.x));
+        out.put(m.row, m.column + o, &sum);
         o += 1;
     }
 }
@@ -234,26 +344,25 @@ fn mx_rows<const R: usize>(m: &Meeting<'_>, out: &mut Out<'_>) {
     let (mut o, n) = (0, m.weights.rows());
     while o + 4 <= n {
         // Two by two fit the registers; four sums are reduced as cheaply as two.
-        let (a, b) = (mx_tile::<2, R>(m.weights, o, m.x), mx_tile::<2, R>(m.weights, o + 2, m.x));
-        for r in 0..R {
-            out.put(m.row + r, m.column + o, &reduce([a[0][r], a[1][r], b[0][r], b[1][r]]));
+        let [a, b] = mx_tile::<2, R>(m.weights, o, m.x);
+        let [c, d] = mx_tile::<2, R>(m.weights, o + 2, m.x);
+        for (r, sums) in sums_of([a, b, c, d]).iter().enumerate() {
+            out.put(m.row + r, m.column + o, sums);
         }
         o += 4;
     }
     while o < n {
-        let [acc] = mx_tile::<1, R>(m.weights, o, m.x);
-        for (r, acc) in acc.into_iter().enumerate() {
-            out.put(m.row + r, m.column + o, &reduce([acc]));
+        for (r, sum) in sums_of(mx_tile::<1, R>(m.weights, o, m.x)).iter().enumerate() {
+            out.put(m.row + r, m.column + o, sum);
         }
         o += 1;
     }
 }
 
-/// Weight rows `first..first + O` times `R` rows of activations, even columns of a group first; lanes not yet summed but for
-/// those eight apart.
+/// Weight rows `first..first + O` times `R` rows of activations, even columns of a group first; lanes not yet summed.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-fn mx_tile<const O: usize, const R: usize>(w: Weights<'_>, first: usize, x: &[f32]) -> [[__m256; R]; O] {
+fn mx_tile<const O: usize, const R: usize>(w: Weights<'_>, first: usize, x: &[f32]) -> [[__m512; R]; O] {
     let (w, groups) = (w.part(first, O), w.groups());
     let (packed, scales) = (w.packed(), w.scales());
     assert!(packed.len() >= O * groups * GROUP_BYTES && x.len() >= R * groups * MX_GROUP);
@@ -273,27 +382,74 @@ fn mx_tile<const O: usize, const R: usize>(w: Weights<'_>, first: usize, x: &[f3
                 let bytes = unsafe { _mm_loadu_si128(packed.as_ptr().add((o * groups + g + i) * GROUP_BYTES).cast()) };
                 // The permutation looks at the four lowest bits of a lane.
                 let codes = _mm512_cvtepu8_epi32(bytes);
+                // Sixteen numbers times the scale once, instead of every product: a power of two changes no other bit.
+                let table = _mm512_mul_ps(table, _mm512_set1_ps(factors[o][i]));
                 let even = _mm512_permutexvar_ps(codes, table);
                 let odd = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), table);
-                let factor = _mm512_set1_ps(factors[o][i]);
                 for (r, acc) in acc[o].iter_mut().enumerate() {
                     // SAFETY: `x` has R rows of `groups` groups of 32 values (asserted above), and g + i < groups.
-                    let sum = unsafe {
+                    unsafe {
                         let x = x.as_ptr().add((r * groups + g + i) * MX_GROUP);
-                        let sum = _mm512_mul_ps(even, _mm512_loadu_ps(x));
-                        _mm512_fmadd_ps(odd, _mm512_loadu_ps(x.add(LANES)), sum)
-                    };
-                    *acc = _mm512_fmadd_ps(sum, factor, *acc);
+                        *acc = _mm512_fmadd_ps(even, _mm512_loadu_ps(x), *acc);
+                        *acc = _mm512_fmadd_ps(odd, _mm512_loadu_ps(x.add(LANES)), *acc);
+                    }
                 }
             }
         }
         g += n;
     }
-    let mut all = [[_mm256_setzero_ps(); R]; O];
-    for (all, acc) in all.iter_mut().zip(acc) {
-        for (all, acc) in all.iter_mut().zip(acc) {
-            *all = halves(acc);
+    acc
+}
+
+/// See [`super::Kernels::combine_onto`]: columns in whole registers, three sums at a time that share what they read of the rows.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW and VL, AVX2 and FMA; weights and rows fit (checked by the caller).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+pub unsafe fn combine_all(weights: Rows<'_>, rows: Rows<'_>, out: &mut [f32]) {
+    let n = out.len() / weights.count.max(1);
+    let mut i = 0;
+    while i + 3 <= weights.count && n.is_multiple_of(4 * LANES) {
+        let of = |i: usize| &weights.data[i * weights.stride..][..rows.count];
+        for j in (0..n).step_by(4 * LANES) {
+            combine_columns([of(i), of(i + 1), of(i + 2)], rows, &mut out[i * n..], n, j);
+        }
+        i += 3;
+    }
+    if i < weights.count {
+        // SAFETY: the processor has AVX2 and FMA, and what is left fits as all did.
+        unsafe { avx2::combine_all(weights.part(i, weights.count - i), rows, &mut out[i * n..]) };
+    }
+}
+
+/// 64 columns of three sums of the same rows from `j` on, in ascending order of rows, added onto what is there; sums are `n` long.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+fn combine_columns(weights: [&[f32]; 3], rows: Rows<'_>, out: &mut [f32], n: usize, j: usize) {
+    let mut acc = [[_mm512_setzero_ps(); 4]; 3];
+    for (r, acc) in acc.iter_mut().enumerate() {
+        for (sums, acc) in out[r * n + j..][..4 * LANES].chunks_exact(LANES).zip(acc) {
+            // SAFETY: the chunk has sixteen values.
+            *acc = unsafe { _mm512_loadu_ps(sums.as_ptr()) };
         }
     }
-    all
+    for i in 0..weights[0].len() {
+        let row = &rows.data[i * rows.stride + j..][..4 * LANES];
+        let mut v = [_mm512_setzero_ps(); 4];
+        for (q, v) in v.iter_mut().enumerate() {
+            // SAFETY: `row` has 64 values.
+            *v = unsafe { _mm512_loadu_ps(row.as_ptr().add(q * LANES)) };
+        }
+        for (acc, weights) in acc.iter_mut().zip(weights) {
+            let w = _mm512_set1_ps(weights[i]);
+            for (acc, &v) in acc.iter_mut().zip(&v) {
+                *acc = _mm512_fmadd_ps(w, v, *acc);
+            }
+        }
+    }
+    for (r, acc) in acc.iter().enumerate() {
+        for (out, acc) in out[r * n + j..][..4 * LANES].chunks_exact_mut(LANES).zip(acc) {
+            // SAFETY: the chunk has sixteen values.
+            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *acc) };
+        }
+    }
 }

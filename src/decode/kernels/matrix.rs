@@ -1,7 +1,7 @@
 //! What products are made of: weight matrices in the forms that occur, and rows of activations. Shapes and bytes only;
 //! what a code is worth is known to the instruction sets' own files.
 
-use super::{HOT_BYTES, MX_GROUP, WIDE_ROWS};
+use super::{HOT_BYTES, MX_GROUP, PANEL_BYTES, WIDE_ROWS};
 
 /// Bytes of an int8 row's scale.
 pub const SCALE_BYTES: usize = 4;
@@ -38,6 +38,11 @@ pub(super) fn row_scale(scales: &[u8], row: usize) -> f32 {
 /// Rows of activations of `cols` values that one pass over a matrix keeps hot.
 pub(super) fn hot_rows(cols: usize) -> usize {
     (HOT_BYTES / (size_of::<f32>() * cols.max(1))).max(1)
+}
+
+/// Weight rows of `cols` numbers that stay in the nearest cache while rows of activations pass by.
+pub(super) fn panel_rows(cols: usize) -> usize {
+    (PANEL_BYTES / (size_of::<f32>() * cols.max(1)) / WIDE_ROWS * WIDE_ROWS).max(WIDE_ROWS)
 }
 
 /// A product of sizes, on which kernels rely.
@@ -100,7 +105,9 @@ impl<'a> Matrix<'a> {
     pub(super) fn room(&self, rows: usize) -> usize {
         match self.data {
             Data::Mxfp4 { .. } => rows.min(hot_rows(self.cols)) * self.cols,
-            Data::Bf16(_) | Data::Int8 { .. } if rows > 1 => WIDE_ROWS * self.cols,
+            Data::Bf16(_) | Data::Int8 { .. } if rows > 1 => {
+                panel_rows(self.cols).min(self.rows.next_multiple_of(WIDE_ROWS)) * self.cols
+            }
             _ => 0,
         }
     }

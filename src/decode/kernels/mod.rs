@@ -18,6 +18,8 @@ mod avx2_mxfp4;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_int8;
+#[cfg(target_arch = "x86_64")]
+mod avx512_math;
 mod int8;
 #[cfg(test)]
 mod int8_tests;
@@ -29,6 +31,8 @@ mod mxfp4;
 mod neon;
 mod out;
 pub mod pool;
+#[cfg(test)]
+mod pool_tests;
 pub mod scalar;
 mod shared;
 #[cfg(test)]
@@ -52,6 +56,9 @@ pub const WIDE_ROWS: usize = 4;
 pub const MX_GROUP: usize = 32;
 /// Activations that one pass over a matrix keeps hot (bytes; half of a small second-level cache).
 const HOT_BYTES: usize = 256 * 1024;
+
+/// Widened weights that rows of activations pass by (bytes; half of a small first-level cache).
+const PANEL_BYTES: usize = 16 * 1024;
 
 /// Values of a cache line.
 const LINE: usize = 16;
@@ -148,6 +155,18 @@ macro_rules! dispatch {
     };
 }
 
+/// As [`dispatch`] for functions of which AVX-512 has its own.
+macro_rules! dispatch512 {
+    ($self:ident, $name:ident ( $($arg:expr),* )) => {
+        match $self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Kernels` with `Avx512` exists only where `is_available` found all that it needs.
+            KernelIsa::Avx512 => unsafe { avx512_math::$name($($arg),*) },
+            _ => dispatch!($self, $name($($arg),*)),
+        }
+    };
+}
+
 impl Kernels {
     /// The kernels of `isa`, or `None` where this processor does not run them.
     pub fn new(isa: KernelIsa) -> Option<Self> {
@@ -223,8 +242,8 @@ impl Kernels {
     }
 
     /// `y[r][o] = sum_c m[o][c] * x[r][c]`. Codes are widened exactly; a row's scale is applied to its sum. Row `r` of `y` starts at `y[r * y_stride]`.
-    /// `wide` is working space of `WIDE_ROWS * cols` values; when it is shorter, weights are widened again for every row
-    /// (same bits, slower), unless threads share the product: they have space of their own.
+    /// `wide` is working space of `WIDE_ROWS * cols` values for one row of activations; it may be shorter (same bits). Several rows share
+    /// widened weights, for which each thread has space of its own.
     pub fn matmul(&self, m: Matrix<'_>, x: Rows<'_>, y: &mut [f32], y_stride: usize, wide: &mut [f32]) {
         self.matmuls(x, [(m, y, y_stride)], wide);
     }
@@ -268,10 +287,10 @@ impl Kernels {
                 pool.count_alone();
             }
             for (m, out) in products {
-                if m.is_ordered() {
-                    with_room(m.room(x.count), |wide| self.product(m, x, out, wide));
-                } else {
-                    self.product(m, x, out, wide);
+                match m.room(x.count) {
+                    // On cache lines of its own, as the caller's is not: a load of a whole register would cross two.
+                    room if m.is_ordered() || room > 0 => with_room(room, |wide| self.product(m, x, out, wide)),
+                    _ => self.product(m, x, out, wide),
                 }
             }
             return;
@@ -349,11 +368,13 @@ impl Kernels {
     /// `out[j] = sum_i weights[i] * rows[i][j]`, in ascending `i`.
     pub fn combine(&self, weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
         assert!(weights.len() == rows.count && rows.fits(out.len()), "rows are shorter than their shape");
+        out.fill(0.0);
         dispatch!(self, combine(weights, rows, out))
     }
 
-    /// [`Kernels::combine`] of the same rows for every row of `weights`, as long as there are `rows`; sums follow one another in `out`.
-    pub fn combine_all(&self, weights: Rows<'_>, rows: Rows<'_>, out: &mut [f32]) {
+    /// [`Kernels::combine`] of the same rows for every row of `weights`, as long as there are `rows`, added onto the sums that follow one
+    /// another in `out`. Rows that come in several calls give the bits of all of them in one.
+    pub fn combine_onto(&self, weights: Rows<'_>, rows: Rows<'_>, out: &mut [f32]) {
         let width = out.len() / weights.count.max(1);
         assert!(
             weights.fits(rows.count) && rows.fits(width) && out.len() == weights.count * width,
@@ -361,8 +382,11 @@ impl Kernels {
         );
         match self.isa {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Kernels` with `Avx2` or `Avx512` exists only where `is_available` found AVX2 and FMA.
-            KernelIsa::Avx2 | KernelIsa::Avx512 => unsafe { avx2::combine_all(weights, rows, out) },
+            // SAFETY: a `Kernels` with `Avx2` exists only where `is_available` found AVX2 and FMA.
+            KernelIsa::Avx2 => unsafe { avx2::combine_all(weights, rows, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a `Kernels` with `Avx512` exists only where `is_available` found all that it needs.
+            KernelIsa::Avx512 => unsafe { avx512::combine_all(weights, rows, out) },
             _ => {
                 for (i, out) in out.chunks_exact_mut(width.max(1)).enumerate() {
                     scalar::combine(&weights.part(i, 1).data[..rows.count], rows, out);
@@ -383,22 +407,22 @@ impl Kernels {
         let d = out.len();
         let same = i.decay.len() == d && i.q.len() == d && i.k.len() == d && i.v.len() == d;
         assert!(same && state.len() == d * d, "a head's vectors differ in length");
-        dispatch!(self, kda_step(state, i, out))
+        dispatch512!(self, kda_step(state, i, out))
     }
 
     /// `x = exp(x)`.
     pub fn exp(&self, x: &mut [f32]) {
-        self.elements(x, &|x| dispatch!(self, exp(x)));
+        self.elements(x, &|x| dispatch512!(self, exp(x)));
     }
 
     /// `x = 1 / (1 + exp(-x))`.
     pub fn sigmoid(&self, x: &mut [f32]) {
-        self.elements(x, &|x| dispatch!(self, sigmoid(x)));
+        self.elements(x, &|x| dispatch512!(self, sigmoid(x)));
     }
 
     /// `x = x * sigmoid(x)`.
     pub fn silu(&self, x: &mut [f32]) {
-        self.elements(x, &|x| dispatch!(self, silu(x)));
+        self.elements(x, &|x| dispatch512!(self, silu(x)));
     }
 
     /// SiTU: `gate = beta * tanh(gate / beta) * sigmoid(gate) * up'` where `up' = linear * tanh(up / linear)`, or
@@ -406,11 +430,11 @@ impl Kernels {
     pub fn situ(&self, gate: &mut [f32], up: &[f32], beta: f32, linear: Option<f32>) {
         assert!(gate.len() == up.len(), "branches differ in length");
         if gate.len() < 2 * shared::CHUNK_ELEMENTS {
-            return dispatch!(self, situ(gate, up, beta, linear));
+            return dispatch512!(self, situ(gate, up, beta, linear));
         }
         self.by_parts(1, [(gate, shared::CHUNK_ELEMENTS)], &|i, [gate]| {
             let up = &up[i * shared::CHUNK_ELEMENTS..][..gate.len()];
-            dispatch!(self, situ(gate, up, beta, linear))
+            dispatch512!(self, situ(gate, up, beta, linear))
         });
     }
 
@@ -437,29 +461,6 @@ impl Kernels {
 
     /// `x = softmax(x * scale)`.
     pub fn softmax(&self, x: &mut [f32], scale: f32) {
-        let max = lanes(x, f32::NEG_INFINITY, f32::max);
-        for v in x.iter_mut() {
-            *v = (*v - max) * scale;
-        }
-        self.exp(x);
-        let sum = lanes(x, 0.0, |a, b| a + b);
-        for v in x.iter_mut() {
-            *v /= sum;
-        }
+        dispatch512!(self, softmax(x, scale));
     }
-}
-
-/// Folds `x` over eight interleaved lanes and then over these.
-fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut all = [start; 8];
-    let chunks = x.chunks_exact(8);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, v) in all.iter_mut().zip(chunk) {
-            *lane = f(*lane, *v);
-        }
-    }
-    let [a, b, c, d, e, g, h, i] = all;
-    let all = f(f(f(a, b), f(c, d)), f(f(e, g), f(h, i)));
-    rest.iter().fold(all, |all, v| f(all, *v))
 }

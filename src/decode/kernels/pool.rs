@@ -3,22 +3,20 @@
 //! no bit. Workers look out for work for a moment after the last and then sleep, because a token is some hundred products in
 //! a row and then a wait for drives. Knows nothing of matrices.
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use crate::sync::{Arc, Condvar, Instant, JoinHandle, Mutex, MutexGuard, PoisonError, ThreadBuilder, TryLockError};
+use crate::sync::{LOOKS, spin_loop, yield_now};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most threads, the caller's own included.
 pub const MAX_THREADS: usize = 64;
 /// How long a worker looks out for more work before it sleeps.
-const AWAKE: Duration = Duration::from_micros(100);
+pub(super) const AWAKE: Duration = Duration::from_micros(100);
 /// How long the caller of [`Pool::muster`] waits for whoever has the workers, and threads then wait for each other.
 const LONGEST_MUSTER: Duration = Duration::from_secs(1);
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 128;
 
 /// Called with the number of a chunk.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
@@ -82,7 +80,7 @@ impl Shared {
                 if let Some(number) = open() {
                     return Some(number);
                 }
-                std::hint::spin_loop();
+                spin_loop();
             }
             if self.ended.load(SeqCst) {
                 return None;
@@ -127,9 +125,9 @@ impl Drop for Open<'_> {
         while self.0.inside.load(SeqCst) > 0 {
             looks += 1;
             if looks.is_multiple_of(4 * LOOKS) {
-                std::thread::yield_now(); // whoever is inside may have been put aside
+                yield_now(); // whoever is inside may have been put aside
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
     }
 }
@@ -166,7 +164,7 @@ impl Pool {
         });
         let spawn = |thread: usize| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("compute-{thread}")).spawn(move || serve(&shared, thread)).ok()
+            ThreadBuilder::new().name(format!("compute-{thread}")).spawn(move || serve(&shared, thread)).ok()
         };
         Self { workers: (1..threads).map_while(spawn).collect(), shared, caller: Mutex::new(()) }
     }
@@ -206,7 +204,7 @@ impl Pool {
         let (threads, arrived, since) = (self.threads(), AtomicUsize::new(0), Instant::now());
         let own = loop {
             match self.try_own() {
-                None if since.elapsed() < LONGEST_MUSTER => std::thread::yield_now(),
+                None if since.elapsed() < LONGEST_MUSTER => yield_now(),
                 own => break own,
             }
         };
@@ -227,7 +225,7 @@ impl Pool {
                     alone.store(true, SeqCst);
                     return;
                 }
-                std::thread::yield_now();
+                yield_now();
             }
         });
         !alone.load(SeqCst)
@@ -293,109 +291,5 @@ fn serve(shared: &Shared, thread: usize) {
                 shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Barrier;
-
-    #[test]
-    fn every_chunk_is_computed_once_whoever_takes_it() {
-        let pool = Pool::new(3);
-        assert_eq!(pool.threads(), 3);
-        let cells: Vec<AtomicU64> = (0..97).map(|_| AtomicU64::new(0)).collect();
-        for round in 1..=2000u64 {
-            let chunks = 1 + round as usize % cells.len();
-            pool.run(chunks, &|chunk| {
-                cells[chunk].fetch_add(1, Relaxed);
-            });
-            let seen: u64 = cells.iter().map(|c| c.swap(0, Relaxed)).sum();
-            assert_eq!(seen as usize, chunks, "round {round}");
-            if round % 500 == 0 {
-                std::thread::sleep(2 * AWAKE); // the workers fall asleep and must be woken
-            }
-        }
-        let all: u64 = (1..=2000u64).map(|round| 1 + round % 97).sum();
-        assert_eq!(pool.taken().iter().sum::<u64>(), all);
-    }
-
-    #[test]
-    fn workers_take_part() {
-        let pool = Pool::new(2);
-        let both = Barrier::new(2);
-        // Two chunks that wait for each other end only on two threads.
-        pool.run(2, &|_| {
-            both.wait();
-        });
-        assert_eq!(pool.taken(), [1, 1]);
-    }
-
-    #[test]
-    fn a_second_caller_computes_alone() {
-        let pool = Pool::new(2);
-        let inner = AtomicU64::new(0);
-        pool.run(4, &|_| {
-            pool.run(3, &|_| {
-                inner.fetch_add(1, Relaxed);
-            });
-        });
-        assert_eq!(inner.load(Relaxed), 12);
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_in_its_words_and_the_pool_works_on() {
-        let pool = Pool::new(2);
-        let caller = std::thread::current().id();
-        for on_caller in [false, true, false] {
-            let both = Barrier::new(2);
-            let told = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(2, &|_| {
-                    both.wait(); // each thread has one chunk
-                    let here = std::thread::current().id() == caller;
-                    assert!(here != on_caller, "a chunk of the caller's own: {here}");
-                });
-            }));
-            let words = told.unwrap_err();
-            assert!(words.downcast_ref::<String>().unwrap().contains(&format!("own: {on_caller}")));
-            // Both threads are there again.
-            let both = Barrier::new(2);
-            pool.run(2, &|_| {
-                both.wait();
-            });
-        }
-    }
-
-    #[test]
-    fn a_muster_reaches_each_thread_once_also_while_another_caller_has_the_workers() {
-        let pool = Pool::new(3);
-        let (busy, free) = (Barrier::new(2), AtomicBool::new(false));
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                let told = AtomicBool::new(false);
-                pool.run(3, &|_| {
-                    if !told.swap(true, SeqCst) {
-                        busy.wait();
-                    }
-                    while !free.load(SeqCst) {
-                        std::thread::yield_now();
-                    }
-                });
-            });
-            busy.wait();
-            s.spawn(|| {
-                std::thread::sleep(Duration::from_millis(5));
-                free.store(true, SeqCst);
-            });
-            let seen = Mutex::new(Vec::new());
-            let all = pool.muster(&|number| seen.lock().unwrap().push((std::thread::current().id(), number)));
-            let seen = seen.into_inner().unwrap();
-            let of = |f: fn(&(std::thread::ThreadId, usize)) -> String| {
-                seen.iter().map(f).collect::<std::collections::BTreeSet<_>>().len()
-            };
-            assert_eq!((all, seen.len(), of(|s| format!("{:?}", s.0)), of(|s| s.1.to_string())), (true, 3, 3, 3));
-            assert_eq!(pool.taken().iter().sum::<u64>(), 3, "only what was computed is counted");
-        });
     }
 }

@@ -153,9 +153,8 @@ pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// See [`super::Kernels::combine`].
+/// See [`super::Kernels::combine_onto`]; one sum.
 pub fn combine(weights: &[f32], rows: Rows<'_>, out: &mut [f32]) {
-    out.fill(0.0);
     for (i, &w) in weights.iter().enumerate() {
         axpy(w, &rows.data[i * rows.stride..i * rows.stride + out.len()], out);
     }
@@ -252,4 +251,39 @@ pub fn situ(gate: &mut [f32], up: &[f32], beta: f32, linear: Option<f32>) {
         let u = linear.map_or(u, |l| l * (u / l).tanh());
         *g = beta * (*g / beta).tanh() * sigmoid_one(*g) * u;
     }
+}
+
+/// See [`super::Kernels::softmax`].
+pub fn softmax(x: &mut [f32], scale: f32) {
+    softmax_with(x, scale, exp);
+}
+
+/// The softmax of `x * scale`, with an exponential of the caller's; compiled into it, so that it has the caller's instructions.
+#[inline(always)]
+pub(super) fn softmax_with(x: &mut [f32], scale: f32, exp: impl Fn(&mut [f32])) {
+    let max = lanes(x, f32::NEG_INFINITY, f32::max);
+    for v in x.iter_mut() {
+        *v = (*v - max) * scale;
+    }
+    exp(x);
+    let sum = lanes(x, 0.0, |a, b| a + b);
+    for v in x.iter_mut() {
+        *v /= sum;
+    }
+}
+
+/// Folds `x` over eight interleaved lanes and then over these.
+#[inline(always)]
+fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut all = [start; 8];
+    let chunks = x.chunks_exact(8);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, v) in all.iter_mut().zip(chunk) {
+            *lane = f(*lane, *v);
+        }
+    }
+    let [a, b, c, d, e, g, h, i] = all;
+    let all = f(f(f(a, b), f(c, d)), f(f(e, g), f(h, i)));
+    rest.iter().fold(all, |all, v| f(all, *v))
 }

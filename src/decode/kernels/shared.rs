@@ -258,11 +258,23 @@ mod tests {
             let rows = Rows { data: &rows, stride: width + 3, count };
             for k in all() {
                 let (mut all, mut alone) = (vec![0.0; sums * width], vec![0.0; sums * width]);
-                k.combine_all(Rows::packed(&weights, sums), rows, &mut all);
+                let mut halves = Vec::new();
+                // in one call, or in two
+                for cut in [0, count / 2] {
+                    all.fill(0.0);
+                    let part = |first: usize, count: usize| {
+                        let of = Rows { data: &weights[first..], stride: rows.count, count: sums };
+                        (of, rows.part(first, count))
+                    };
+                    for (of, rows) in [part(0, cut), part(cut, count - cut)] {
+                        k.combine_onto(of, rows, &mut all);
+                    }
+                    halves.push(all.clone());
+                }
                 for (weights, out) in weights.chunks_exact(count).zip(alone.chunks_exact_mut(width)) {
                     k.combine(weights, rows, out);
                 }
-                assert!(all == alone, "{}: {sums} sums of {count} rows", k.isa());
+                assert!(halves.iter().all(|h| *h == alone), "{}: {sums} sums of {count} rows", k.isa());
             }
         }
     }

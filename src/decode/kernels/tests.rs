@@ -118,7 +118,8 @@ fn matmul_agrees_with_double_precision_for_ragged_shapes() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
-    let (rows, cols, n) = (29, 96, 11);
+    // Rows that fill a panel of widened weights, and some more.
+    let (rows, cols, n) = (matrix::panel_rows(96) + 21, 96, 11);
     let stored = bf16_bytes(3, rows * cols);
     let (packed, scales) = (bytes(4, rows * cols / 2), vec![124u8; rows * cols / 32]);
     let single = noise(5, rows * cols);
@@ -276,6 +277,33 @@ fn not_a_number_stays_visible() {
             k.situ(&mut y, &x, 4.0, Some(25.0));
             assert!(y[n - 1].is_nan());
         }
+    }
+}
+
+#[test]
+fn wider_registers_change_no_bit_of_a_function() {
+    let (Some(narrow), Some(wide)) = (Kernels::new(KernelIsa::Avx2), Kernels::new(KernelIsa::Avx512)) else { return };
+    for d in [64, 77, 128] {
+        let (x, up, state) = (noise(60, 8 * d), noise(61, 8 * d), noise(62, d * d));
+        let run = |k: &Kernels| {
+            let mut all = Vec::new();
+            for f in [Kernels::exp, Kernels::sigmoid, Kernels::silu] {
+                let mut y: Vec<f32> = x.iter().map(|v| v * 30.0).collect();
+                f(k, &mut y);
+                all.extend(y);
+            }
+            let mut y: Vec<f32> = x.iter().map(|v| v * 30.0).collect();
+            k.situ(&mut y, &up, 4.0, Some(25.0));
+            k.softmax(&mut all[..d], 0.3);
+            let (mut s, mut o) = (state.clone(), vec![0.0; d]);
+            let inputs =
+                KdaInputs { decay: &x[..d], q: &x[d..2 * d], k: &x[2 * d..3 * d], v: &x[3 * d..4 * d], beta: 0.7 };
+            k.kda_step(&mut s, &inputs, &mut o);
+            let mut sums = vec![0.5; 4 * d];
+            k.combine_onto(Rows::packed(&up[..4 * 8], 4), Rows::packed(&x, 8), &mut sums);
+            [all, y, s, o, sums].concat().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        };
+        assert!(run(&narrow) == run(&wide), "width {d}");
     }
 }
 

@@ -10,13 +10,20 @@ const TIME_DECAY: f64 = 0.9;
 const ACCEPTED_DECAY: f64 = 0.97;
 /// Plain passes before the first proposal, to know what a pass takes.
 const FIRST_PLAIN: u32 = 3;
-/// Passes with proposals before a choice is made, the first time and later, and proposals in each of them at most.
-const FIRST_PROBE: u32 = 6;
-const LATER_PROBE: u32 = 4;
-const PROBE_DEPTH: usize = 2;
-/// Plain passes after proposals proved not to be worth it: at first, and at most; they double each time.
+/// Passes with proposals before a choice is made, the first time and later, and proposals in each of them. One shows what a row
+/// costs and whether it is right; where one does not pay, more hardly ever do.
+const FIRST_PROBE: u32 = 4;
+const LATER_PROBE: u32 = 2;
+const PROBE_DEPTH: usize = 1;
+/// A trial ends early if after so many passes all depths promise less than this share of what plain passes give.
+const LEAST_PROBE: u32 = 2;
+const HOPELESS: f64 = 0.9;
+/// Plain passes after proposals proved not to be worth it: at first, and at most; they double each time, and what trying has cost
+/// makes them more.
 const FIRST_REST: u32 = 16;
 const LONGEST_REST: u32 = 512;
+/// Share of the time that trying may cost.
+const TRYING: f64 = 0.01;
 /// While proposals are worth it, one pass of so many is plain, to know what one takes now.
 const PASSES_PER_PLAIN: u32 = 64;
 /// Proposals must promise this much more than plain passes; below it is noise.
@@ -95,6 +102,9 @@ pub struct Adaptive {
     most: usize,
     mode: Mode,
     rest: u32,
+    /// What passes with proposals have cost more than plain ones would have for the same tokens, since the last rest, in plain
+    /// passes; less than nothing where they paid.
+    cost: f64,
     /// By proposals in a pass: its time.
     pass_ns: [Decayed; MAX_DEPTH + 1],
     /// How much longer a pass takes for each proposal: sums of a line through the plain pass.
@@ -113,6 +123,7 @@ impl Adaptive {
             most: most.min(MAX_DEPTH),
             mode: Mode::Plain { left: FIRST_PLAIN },
             rest: FIRST_REST,
+            cost: 0.0,
             pass_ns: [Decayed::default(); MAX_DEPTH + 1],
             xy: 0.0,
             xx: 0.0,
@@ -142,6 +153,7 @@ impl Adaptive {
         if proposed > 0 {
             let more = took - self.pass_ns[0].mean;
             if self.pass_ns[0].weight > 0.0 {
+                self.cost += (took + pass.draft_ns as f64) / self.time_of(0) - (pass.accepted + 1) as f64;
                 self.xy = self.xy * TIME_DECAY + more * proposed as f64;
                 self.xx = self.xx * TIME_DECAY + (proposed * proposed) as f64;
             }
@@ -159,7 +171,9 @@ impl Adaptive {
             Mode::Plain { left } if left > 1 => Mode::Plain { left: left - 1 },
             Mode::Plain { .. } => self.probe(),
             Mode::Probe { left, first } if proposed == 0 => Mode::Probe { left, first },
-            Mode::Probe { left, .. } if left > 1 => Mode::Probe { left: left - 1, first: false },
+            Mode::Probe { left, .. } if left > 1 && !self.is_hopeless(left) => {
+                Mode::Probe { left: left - 1, first: false }
+            }
             Mode::Probe { .. } => Mode::Best { since_plain: 0 },
             Mode::Best { .. } if proposed == 0 => Mode::Best { since_plain: 0 },
             Mode::Best { since_plain } => Mode::Best { since_plain: since_plain + 1 },
@@ -168,7 +182,8 @@ impl Adaptive {
             if self.best() > 0 {
                 self.rest = FIRST_REST;
             } else {
-                self.mode = Mode::Plain { left: self.rest };
+                let pays_back = (std::mem::take(&mut self.cost) / TRYING) as u32;
+                self.mode = Mode::Plain { left: self.rest.max(pays_back).min(LONGEST_REST) };
                 self.rest = (2 * self.rest).min(LONGEST_REST);
             }
         }
@@ -183,10 +198,21 @@ impl Adaptive {
         Mode::Probe { left: if known { LATER_PROBE } else { FIRST_PROBE }, first: true }
     }
 
+    /// Whether a trial need not go on that had `left` passes left before the last one.
+    fn is_hopeless(&self, left: u32) -> bool {
+        // a later trial builds on what is remembered of those before it
+        FIRST_PROBE.saturating_sub(left) + 1 >= LEAST_PROBE && self.best_above(HOPELESS) == 0
+    }
+
     /// The depth that promises most tokens per second; 0 where none is clearly better than plain passes.
     fn best(&self) -> usize {
+        self.best_above(LEAST_GAIN)
+    }
+
+    /// The depth that promises most tokens per second, if that is more than `least` times what plain passes give; else 0.
+    fn best_above(&self, least: f64) -> usize {
         let plain = 1.0 / self.time_of(0);
-        let (mut best, mut best_rate) = (0, plain * LEAST_GAIN);
+        let (mut best, mut best_rate) = (0, plain * least);
         let (mut tokens, mut reached, mut believed) = (1.0, 1.0, UNKNOWN_ACCEPTANCE);
         for depth in 1..=self.most {
             let seen = self.accepted[depth - 1];
@@ -278,13 +304,28 @@ mod tests {
         let mut rng = SplitMix64::new(1);
         let (_, _, depths) = run(&mut policy, &world, 3000, &mut rng);
         let with: usize = depths[1..].iter().sum();
-        assert!((6..=60).contains(&with), "{depths:?}");
+        assert!((2..=40).contains(&with), "{depths:?}");
         // the text becomes predictable and rows cheap: found out at the next probe
         let better = World { row_ns: 0.1e6, accepted: 0.95, ..world };
         let (_, _, depths) = run(&mut policy, &better, 2000, &mut rng);
         assert!(depths[4] > 1000, "{depths:?}");
         let (_, _, depths) = run(&mut policy, &world, 1000, &mut rng);
         assert!(depths[0] > 800, "and given up again: {depths:?}");
+    }
+
+    #[test]
+    fn trying_costs_a_hundredth_where_it_does_not_pay() {
+        for (row_ns, accepted) in [(0.8e6, 0.6), (1.0e6, 0.3), (0.5e6, 0.1)] {
+            let world = World { plain_ns: 1e6, row_ns, draft_ns: 0.02e6, accepted };
+            for passes in [128, 1000] {
+                let (tokens, ns): (Vec<f64>, Vec<f64>) = (0..50)
+                    .map(|seed| run(&mut Adaptive::new(4), &world, passes, &mut SplitMix64::new(seed)))
+                    .map(|(tokens, ns, _)| (tokens, ns))
+                    .unzip();
+                let share = tokens.iter().sum::<f64>() * world.plain_ns / ns.iter().sum::<f64>();
+                assert!(share > 0.985, "rows {row_ns}, accepted {accepted}, {passes} passes: {share} of plain passes");
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use super::MAX_DEPTH;
 use super::adaptive::PassSeen;
+use crate::decode::kv::KvCounters;
 use crate::decode::session::PassStats;
 
 /// Passes of one width.
@@ -47,6 +48,8 @@ pub struct SpeculateCounters {
     pub judged_exact: u64,
     /// Time in which proposals were made, reading the prompt included.
     pub draft_ns: u64,
+    /// What the draft model's latent caches took, and rows of them that were dropped.
+    pub caches: KvCounters,
 }
 
 impl SpeculateCounters {

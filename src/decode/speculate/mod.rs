@@ -10,6 +10,7 @@ pub mod options;
 mod step;
 
 use super::error::DecodeError;
+use super::kv::KvCounters;
 use super::sampler::{Probable, SamplerError};
 pub use adaptive::DepthPolicy;
 pub use counters::{SpeculateCounters, WidthCounters};
@@ -107,6 +108,9 @@ pub trait Drafter: Send {
 
     /// The text is one token longer.
     fn extend(&mut self, token: u32);
+
+    /// What its latent caches took; nothing without a model.
+    fn caches(&self) -> KvCounters;
 
     /// Adds at most `depth` tokens that may come next to `out`, which is empty.
     fn propose(&mut self, depth: usize, out: &mut Proposals) -> Result<(), SpeculateError>;

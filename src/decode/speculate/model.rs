@@ -2,6 +2,7 @@
 //! is put back to the text before it reads on.
 
 use super::{Drafter, DrafterKind, Proposals};
+use crate::decode::kv::KvCounters;
 use crate::decode::sampler::{Sampler, greedy};
 use crate::decode::session::{Logits, Session};
 use crate::decode::speculate::SpeculateError;
@@ -44,6 +45,10 @@ impl ModelDrafter {
 impl Drafter for ModelDrafter {
     fn kind(&self) -> DrafterKind {
         DrafterKind::Model
+    }
+
+    fn caches(&self) -> KvCounters {
+        self.session.kv().counters()
     }
 
     fn begin(&mut self, prompt: &[u32], longest: usize) -> Result<(), SpeculateError> {

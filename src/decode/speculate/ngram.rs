@@ -2,6 +2,7 @@
 //! suffix automaton, extended by one token in amortised constant time, so a long text costs no search. Knows tokens only.
 
 use super::{Drafter, DrafterKind, Proposals, SpeculateError};
+use crate::decode::kv::KvCounters;
 
 /// Shortest end of the text that says anything.
 const SHORTEST_MATCH: u32 = 2;
@@ -209,6 +210,10 @@ impl NgramDrafter {
 impl Drafter for NgramDrafter {
     fn kind(&self) -> DrafterKind {
         DrafterKind::Ngram
+    }
+
+    fn caches(&self) -> KvCounters {
+        KvCounters::default()
     }
 
     fn begin(&mut self, prompt: &[u32], longest: usize) -> Result<(), SpeculateError> {

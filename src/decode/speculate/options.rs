@@ -45,6 +45,8 @@ pub struct SpeculateOptions {
     pub draft_policy: DepthPolicy,
     /// When one is kept.
     pub draft_accept: AcceptRule,
+    /// Positions that the draft model's attention looks back, its own included; 0 = all.
+    pub draft_window: usize,
 }
 
 impl Default for SpeculateOptions {
@@ -55,6 +57,7 @@ impl Default for SpeculateOptions {
             draft_depth: DEFAULT_DEPTH,
             draft_policy: DepthPolicy::Fixed,
             draft_accept: AcceptRule::Standard,
+            draft_window: 0,
         }
     }
 }
@@ -89,6 +92,12 @@ impl SpeculateOptions {
             }
             _ => {}
         }
+        if self.draft_window > 0 && self.speculate != DrafterKind::Model {
+            return Err(format!(
+                "--draft-window is of the draft model and does nothing with --speculate {}; give --speculate model, or leave it out",
+                self.speculate.name()
+            ));
+        }
         if self.draws(temperature) && self.draft_policy == DepthPolicy::Adaptive {
             return Err("--draft-policy adaptive goes by measured times, and with --draft-accept standard at a temperature above \
                         0 the drawn tokens depend on how many are proposed: the same seed would not repeat a text; give \
@@ -122,6 +131,7 @@ mod tests {
             (on(&|o| o.draft_depth = MAX_DEPTH + 1), "--draft-depth"),
             (on(&|o| o.speculate = DrafterKind::Model), "--draft-model"),
             (on(&|o| o.draft_model = Some("x".into())), "--speculate ngram"),
+            (on(&|o| o.draft_window = 8), "--draft-window"),
         ] {
             let e = options.check(0.0).unwrap_err();
             assert!(e.contains(word), "{e}");

@@ -133,6 +133,7 @@ impl Speculator {
             self.counters.replayed_rows += fed as u64;
         }
         let seen = PassSeen { proposed, accepted, pass_ns, draft_ns };
+        self.counters.caches = self.drafter.caches();
         self.counters.note(&seen, fed as u64, &session.counters().last);
         self.adaptive.saw(seen);
         Ok(goes_on)

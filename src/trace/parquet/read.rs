@@ -3,6 +3,7 @@
 
 use super::super::fields::Fields;
 use super::super::log::{TRACE_VERSION, TraceError};
+use super::super::passed;
 use super::super::rows::shown;
 use super::super::stream::Source;
 use super::schema::{ColumnSpec, TableSpec};
@@ -73,6 +74,7 @@ impl ParquetRows {
         let io = |source| TraceError::Io { path: path.clone(), source };
         let mut bytes = File::open(&path).map_err(io)?;
         check_footer(&path, &mut bytes)?;
+        passed::opened(bytes.metadata().map_err(io)?.len());
         let file = bytes.try_clone().map_err(io)?;
         let file = guarded(&path, None, || SerializedFileReader::new(file))?;
         let digests = check_metadata(&path, table, file.metadata())?;
@@ -123,6 +125,7 @@ impl ParquetRows {
         }
         self.left_in_group = metadata.num_rows() as u64;
         self.group += 1;
+        passed::read(u64::try_from(metadata.compressed_size()).unwrap_or_default());
         Ok(())
     }
 

@@ -1,0 +1,171 @@
+//! `argodrive serve`: a model behind an HTTP interface that OpenAI clients speak.
+
+use super::draft_args::DraftArgs;
+use super::kv_args::KvArgs;
+use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, plan_and_mounts, start_over};
+use super::{print, remark};
+use crate::bench::activations;
+use crate::bench::config::Asked;
+use crate::decode::speculate::{AcceptRule, DrafterKind};
+use crate::drive::units::parse_bytes;
+use crate::knob::Knob;
+use crate::open::Model;
+use crate::serve::{self, ServeOptions, Told, guard};
+use anyhow::{Context, Result, bail};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tokens of a reply in a chat unless somebody says otherwise.
+const DEFAULT_TOKENS: usize = 512;
+/// Largest body that can be allowed.
+const MOST_BODY_BYTES: u64 = 1 << 30;
+
+/// Serve a model to OpenAI clients over HTTP
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The store
+    #[arg(long, value_name = "DIR", required_unless_present = "profile")]
+    store: Option<PathBuf>,
+    /// Begin with these settings (`argodrive tune` writes them); flags override them
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// The plan; without one the store itself is the one drive
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Where the plan's drives are now, and which of them are emulated
+    #[arg(long, value_name = "FILE")]
+    drives: Option<PathBuf>,
+    /// Hold every expert in memory instead of streaming
+    #[arg(long)]
+    resident: bool,
+    /// Most tokens of a reply in a chat that does not say (a completion: 16) [default: the profile's, or 512]
+    #[arg(long, value_name = "N")]
+    max_new: Option<usize>,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    sampler: SamplerArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
+    kv: KvArgs,
+    #[command(flatten)]
+    reader: ReaderArgs,
+}
+
+/// How the server is reached, and its bounds.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Address and port; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// A file with the key that clients must send
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Listen beyond loopback without a key
+    #[arg(long)]
+    no_key_needed: bool,
+    /// Requests that may wait while one is at work; more are told to try again later
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    queue: usize,
+    /// Most bytes of a request
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4MiB")]
+    max_body: u64,
+    /// How long the text at work may go on after SIGINT or SIGTERM
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30s")]
+    drain_timeout: Duration,
+    /// Folder with past runs, for the page at /
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    results: PathBuf,
+    /// The model's name for clients [default: the name of the store's folder]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+}
+
+impl ServerArgs {
+    fn options(&self, store: &Path, seed: Option<u64>) -> Result<ServeOptions> {
+        let folder = store.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+        let name = self.name.clone().or(folder).unwrap_or_else(|| "model".into());
+        if name.trim().is_empty() {
+            bail!("--name is empty; give the name by which clients ask for the model");
+        }
+        if !(1..=MOST_BODY_BYTES).contains(&self.max_body) {
+            bail!("--max-body {}: give 1 byte to 1 GiB", self.max_body);
+        }
+        Ok(ServeOptions {
+            listen: self.listen,
+            key: self.api_key_file.as_deref().map(guard::read_key).transpose().map_err(anyhow::Error::msg)?,
+            no_key_needed: self.no_key_needed,
+            queue: self.queue,
+            max_body: usize::try_from(self.max_body).context("--max-body")?,
+            drain: self.drain_timeout,
+            name,
+            seed,
+            results: self.results.clone(),
+        })
+    }
+}
+
+/// What is asked for. Each request brings a prompt and may choose how tokens are drawn, so that flags of sampling are what it
+/// leaves out.
+fn asked_of(args: &Args) -> Result<Asked> {
+    let mut asked = start_over(args.profile.as_ref(), None)?;
+    let config = &mut asked.config;
+    config.store = args.store.clone().unwrap_or(std::mem::take(&mut config.store));
+    config.plan = args.plan.clone().or(config.plan.take());
+    config.drives = args.drives.clone().or(config.drives.take());
+    config.resident |= args.resident;
+    (config.prompt, config.prompt_file, config.prompts) = (Some("request".into()), None, None);
+    if args.max_new.is_some() || !asked.given.contains(&Knob::MaxNew) {
+        asked.config.max_new = args.max_new.unwrap_or(DEFAULT_TOKENS);
+    }
+    args.sampler.apply(&mut asked);
+    args.model.apply(&mut asked);
+    args.draft.apply(&mut asked);
+    args.kv.apply(&mut asked);
+    args.reader.apply(&mut asked);
+    if asked.config.draft.speculate == DrafterKind::Model {
+        if asked.given.remove(&Knob::DraftAccept) && asked.config.draft.draft_accept == AcceptRule::Standard {
+            bail!(
+                "--draft-accept standard draws other tokens than the seed alone would, so that a request could not be repeated; \
+                 leave it out (exact-match) when serving"
+            );
+        }
+        asked.config.draft.draft_accept = AcceptRule::ExactMatch;
+    }
+    // a request may choose another temperature, with which these do something
+    let sampler = std::mem::take(&mut asked.config.sampler);
+    sampler.validate()?;
+    asked.check()?;
+    asked.config.sampler = sampler;
+    Ok(asked)
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let asked = asked_of(&args)?;
+    let config = &asked.config;
+    let seed = asked.given.contains(&Knob::Seed).then_some(config.sampler.seed);
+    let options = args.server.options(&config.store, seed)?;
+    let listener = serve::listen(&options)?;
+    let model = Arc::new(Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?);
+    if let Some(label) = activations::label(model.manifest.trunk_format, config.model.activations) {
+        remark(&label);
+    }
+    let streamed = plan_and_mounts(&model, &asked)?;
+    let name = options.name.clone();
+    let mut ready = |address| {
+        // whoever started it may have closed its output; it serves all the same
+        let _ = print(&format!("serving {name} on http://{address}"));
+    };
+    let mut complain = |what: &str| remark(&format!("a text failed: {what}"));
+    let told = Told { ready: &mut ready, complain: &mut complain };
+    serve::serve(listener, options, &model, config.clone(), streamed.as_ref(), told)?;
+    Ok(ExitCode::SUCCESS)
+}
