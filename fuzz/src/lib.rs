@@ -9,6 +9,7 @@ use argodrive::bench::config::Asked;
 use argodrive::bench::experiment::Experiment;
 use argodrive::bench::ladder::record::LadderRecord;
 use argodrive::bench::prompt_set;
+use argodrive::decode::sampler::SamplerOptions;
 use argodrive::decode::snapshot;
 use argodrive::drive::fault_rule::DriveFault;
 use argodrive::drive::profile::Profile;
@@ -27,6 +28,7 @@ use argodrive::model::tokenizer::Tokenizer;
 use argodrive::reader::heat_file;
 use argodrive::reader::predict::table_file;
 use argodrive::replay::import::{blkparse, fio, per_read, sampler};
+use argodrive::serve::request::{Ask, Defaults};
 use argodrive::store::manifest::{DriveManifest, StoreManifest};
 use argodrive::store::snapshot_file::SnapshotFile;
 use argodrive::trace::{log, stream};
@@ -80,6 +82,7 @@ pub const ENTRIES: &[Entry] = &[
     ("ladder", ladder),
     ("prompt_set", prompts),
     ("bundle", bundle),
+    ("api_request", api_request),
 ];
 
 /// Calls the parser of this name; for fuzz targets.
@@ -198,6 +201,19 @@ fn chat_template(bytes: &[u8]) -> bool {
         let said = [Message::new(Role::System, "Be brief."), Message::new(Role::User, "Who runs? {{ 1 }}")];
         ChatTemplate::open(folder).is_ok_and(|t| t.render(&said, &ChatOptions::default()).is_ok())
     })
+}
+
+/// A request over the network, as either of the two kinds.
+fn api_request(bytes: &[u8]) -> bool {
+    let defaults = Defaults { model: "model", sampler: SamplerOptions::default(), seed: Some(1), max_new: 8 };
+    let completion = Ask::completion(bytes, &defaults).is_ok();
+    let chat = in_folder(|folder| {
+        put(folder, "tokenizer.json", TOKENIZER);
+        put(folder, "chat_template.jinja", include_bytes!("../corpus/chat_template/argo-mini.jinja"));
+        let template = ChatTemplate::open(folder).expect("it is sound");
+        Ask::chat(bytes, &defaults, &template).is_ok()
+    });
+    completion || chat
 }
 
 fn store_manifest(bytes: &[u8]) -> bool {

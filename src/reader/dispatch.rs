@@ -229,9 +229,11 @@ fn choose_one(
     match policy {
         DispatchPolicy::FirstHit => (0..homes.len()).find(open),
         DispatchPolicy::RoundRobin => {
-            let first = *turn;
-            *turn = first.wrapping_add(1);
-            (0..homes.len()).map(|k| (first + k) % homes.len()).find(open)
+            let now = *turn;
+            *turn = now.wrapping_add(1);
+            // the turn of a home that is left out must not always fall to its neighbour
+            let left = (0..homes.len()).filter(open).count();
+            (0..homes.len()).filter(open).nth(now % left.max(1))
         }
         DispatchPolicy::LeastInflight => {
             (0..homes.len()).filter(open).min_by_key(|&i| (load(i).in_flight_bytes, homes[i]))
@@ -265,7 +267,9 @@ mod tests {
         let mut turns = Dispatcher::new(1, 3);
         let seen: Vec<_> = (0..4).map(|_| turns.again(RoundRobin, &HOMES, 0, &loads([0; 3]), 10).unwrap()).collect();
         assert_eq!(seen, [0, 1, 2, 0]);
-        assert_eq!(turns.again(RoundRobin, &HOMES, 0b010, &loads([0; 3]), 10), Some(2), "home 1 has been tried");
+        let mut without = || turns.again(RoundRobin, &HOMES, 0b010, &loads([0; 3]), 10).unwrap();
+        assert_eq!([without(), without(), without(), without()], [0, 2, 0, 2], "home 1 has been tried");
+        assert_eq!(again(RoundRobin, 0b111, [0; 3]), None);
         assert_eq!(again(LeastInflight, 0, [5, 4, 3]), Some(0));
         assert_eq!(again(LeastInflight, 0, [5, 4, 6]), Some(2));
         assert_eq!(again(LeastInflight, 0, [4, 4, 4]), Some(1), "ties go to drive 0");

@@ -6,6 +6,7 @@
 //! the reader take more memory than the file has bytes. Each column chunk has a digest in the footer, which is checked
 //! before the chunk is decoded.
 
+mod footer;
 pub mod read;
 pub mod schema;
 pub mod write;

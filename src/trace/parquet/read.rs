@@ -8,7 +8,7 @@ use super::super::rows::shown;
 use super::super::stream::Source;
 use super::schema::{ColumnSpec, TableSpec};
 use super::write::digest;
-use super::{fault, guarded, keys, path_of};
+use super::{fault, footer, guarded, keys, path_of};
 use ::parquet::basic::Compression;
 use ::parquet::column::page::{Page, PageMetadata, PageReader};
 use ::parquet::column::reader::{ColumnReader, get_column_reader};
@@ -147,13 +147,15 @@ fn check_footer(path: &Path, file: &mut File) -> Result<(), TraceError> {
         let reason = "is cut off, or no Parquet file: it does not end with `PAR1`";
         return Err(fault(path, None, reason.into()));
     }
-    let footer = u64::from(u32::from_le_bytes([end[0], end[1], end[2], end[3]]));
-    if footer > MAX_FOOTER_BYTES || footer > len - 12 {
+    let footer_bytes = u64::from(u32::from_le_bytes([end[0], end[1], end[2], end[3]]));
+    if footer_bytes > MAX_FOOTER_BYTES || footer_bytes > len - 12 {
         let reason =
-            format!("its footer should have {footer} bytes; the file has {len}, and {MAX_FOOTER_BYTES} is most");
+            format!("its footer should have {footer_bytes} bytes; the file has {len}, and {MAX_FOOTER_BYTES} is most");
         return Err(fault(path, None, reason));
     }
-    Ok(())
+    let mut bytes = vec![0; usize::try_from(footer_bytes).unwrap_or_default()];
+    file.seek(SeekFrom::Start(len - 8 - footer_bytes)).and_then(|_| file.read_exact(&mut bytes)).map_err(io)?;
+    footer::check(&bytes).map_err(|reason| fault(path, None, reason))
 }
 
 /// Version, table and types; gives the digests.
