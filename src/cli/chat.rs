@@ -1,63 +1,31 @@
 //! `argodrive chat`: turns of a conversation from stdin (or one `--message`), answers to stdout.
 
-use super::draft_args::DraftArgs;
-use super::kv_args::KvArgs;
 use super::remark;
-use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, interrupt_flag, plan_and_mounts, start_over};
+use super::run_args::{interrupt_flag, plan_and_mounts};
+use super::turn_args::TurnArgs;
 use crate::bench::activations;
 use crate::bench::turns::{self, Text, Turns};
 use crate::decode::sampler::Sampler;
-use crate::knob::Knob;
 use crate::model::chat::{ChatOptions, Message, Role};
 use crate::model::reply::Channel;
 use crate::open::Model;
 use anyhow::{Result, bail};
 use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-
-/// Tokens of an answer unless somebody says otherwise.
-const DEFAULT_TOKENS: usize = 512;
 
 /// Talk to a model
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The store
-    #[arg(long, value_name = "DIR", required_unless_present = "profile")]
-    store: Option<PathBuf>,
-    /// Begin with these settings (`argodrive tune` writes them); flags override them
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
-    /// The plan; without one the store itself is the one drive
-    #[arg(long, value_name = "FILE")]
-    plan: Option<PathBuf>,
-    /// Where the plan's drives are now, and which of them are emulated
-    #[arg(long, value_name = "FILE")]
-    drives: Option<PathBuf>,
     /// One message instead of a conversation on stdin
     #[arg(long, value_name = "TEXT")]
     message: Option<String>,
     /// Instructions that stand before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of an answer [default: the profile's, or 512]
-    #[arg(long, value_name = "N")]
-    max_new: Option<usize>,
-    /// Hold every expert in memory instead of streaming
-    #[arg(long)]
-    resident: bool,
     #[command(flatten)]
-    sampler: SamplerArgs,
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    draft: DraftArgs,
-    #[command(flatten)]
-    kv: KvArgs,
-    #[command(flatten)]
-    reader: ReaderArgs,
+    turns: TurnArgs,
 }
 
 /// Runs the command.
@@ -65,22 +33,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.message.as_ref().is_some_and(|m| m.trim().is_empty()) {
         bail!("--message is empty; give it some text");
     }
-    let mut asked = start_over(args.profile.as_ref(), None)?;
-    let config = &mut asked.config;
-    config.store = args.store.clone().unwrap_or(std::mem::take(&mut config.store));
-    config.plan = args.plan.clone().or(config.plan.take());
-    config.drives = args.drives.clone().or(config.drives.take());
-    config.resident |= args.resident;
-    // each turn is a prompt of its own
-    (config.prompt, config.prompt_file, config.prompts) = (Some("turn".into()), None, None);
-    if args.max_new.is_some() || !asked.given.contains(&Knob::MaxNew) {
-        asked.config.max_new = args.max_new.unwrap_or(DEFAULT_TOKENS);
-    }
-    args.sampler.apply(&mut asked);
-    args.model.apply(&mut asked);
-    args.draft.apply(&mut asked);
-    args.kv.apply(&mut asked);
-    args.reader.apply(&mut asked);
+    let asked = args.turns.asked("turn")?;
     asked.check()?;
     let config = &asked.config;
     let model = Model::load_as(&config.store, config.model.isa()?, config.model.trunk)?;

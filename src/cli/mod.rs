@@ -37,6 +37,7 @@ pub mod synth;
 pub mod testbed;
 pub mod trace;
 pub mod tune;
+mod turn_args;
 mod verdict;
 pub mod verify;
 

@@ -1,8 +1,7 @@
 //! `argodrive serve`: a model behind an HTTP interface that OpenAI clients speak.
 
-use super::draft_args::DraftArgs;
-use super::kv_args::KvArgs;
-use super::run_args::{ModelArgs, ReaderArgs, SamplerArgs, plan_and_mounts, start_over};
+use super::run_args::plan_and_mounts;
+use super::turn_args::TurnArgs;
 use super::{print, remark};
 use crate::bench::activations;
 use crate::bench::config::Asked;
@@ -18,44 +17,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Tokens of a reply in a chat unless somebody says otherwise.
-const DEFAULT_TOKENS: usize = 512;
 /// Largest body that can be allowed.
 const MOST_BODY_BYTES: u64 = 1 << 30;
 
 /// Serve a model to OpenAI clients over HTTP
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The store
-    #[arg(long, value_name = "DIR", required_unless_present = "profile")]
-    store: Option<PathBuf>,
-    /// Begin with these settings (`argodrive tune` writes them); flags override them
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
-    /// The plan; without one the store itself is the one drive
-    #[arg(long, value_name = "FILE")]
-    plan: Option<PathBuf>,
-    /// Where the plan's drives are now, and which of them are emulated
-    #[arg(long, value_name = "FILE")]
-    drives: Option<PathBuf>,
-    /// Hold every expert in memory instead of streaming
-    #[arg(long)]
-    resident: bool,
-    /// Most tokens of a reply in a chat that does not say (a completion: 16) [default: the profile's, or 512]
-    #[arg(long, value_name = "N")]
-    max_new: Option<usize>,
+    #[command(flatten)]
+    turns: TurnArgs,
     #[command(flatten)]
     server: ServerArgs,
-    #[command(flatten)]
-    sampler: SamplerArgs,
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    draft: DraftArgs,
-    #[command(flatten)]
-    kv: KvArgs,
-    #[command(flatten)]
-    reader: ReaderArgs,
 }
 
 /// How the server is reached, and its bounds.
@@ -115,21 +86,7 @@ impl ServerArgs {
 /// What is asked for. Each request brings a prompt and may choose how tokens are drawn, so that flags of sampling are what it
 /// leaves out.
 fn asked_of(args: &Args) -> Result<Asked> {
-    let mut asked = start_over(args.profile.as_ref(), None)?;
-    let config = &mut asked.config;
-    config.store = args.store.clone().unwrap_or(std::mem::take(&mut config.store));
-    config.plan = args.plan.clone().or(config.plan.take());
-    config.drives = args.drives.clone().or(config.drives.take());
-    config.resident |= args.resident;
-    (config.prompt, config.prompt_file, config.prompts) = (Some("request".into()), None, None);
-    if args.max_new.is_some() || !asked.given.contains(&Knob::MaxNew) {
-        asked.config.max_new = args.max_new.unwrap_or(DEFAULT_TOKENS);
-    }
-    args.sampler.apply(&mut asked);
-    args.model.apply(&mut asked);
-    args.draft.apply(&mut asked);
-    args.kv.apply(&mut asked);
-    args.reader.apply(&mut asked);
+    let mut asked = args.turns.asked("request")?;
     if asked.config.draft.speculate == DrafterKind::Model {
         if asked.given.remove(&Knob::DraftAccept) && asked.config.draft.draft_accept == AcceptRule::Standard {
             bail!(
