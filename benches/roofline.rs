@@ -1,6 +1,6 @@
 //! How near the decoder's products come to what memory delivers: matrix-vector products at K3's shapes over a set of
 //! matrices that is larger than the last-level cache, and argo-mini with every expert in memory, each as a share of the
-//! rate at which the same threads read memory in the same round. `cargo bench --bench roofline [-- MIB [THREADS...]]`.
+//! rate at which the same threads read memory in the same round. `cargo bench --bench roofline [-- MIB [THREADS...] [avx2]]`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/common/mod.rs"]
@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 const ROUNDS: usize = 9;
+/// Tokens whose decoding is timed.
+const DECODED: usize = 64;
 const SHAPES: [(usize, usize); 3] = [(3072, 3584), (3584, 3072), (12288, 7168)];
 /// Words that a thread sums before it takes more.
 const STREAM_WORDS: usize = 1 << 17;
@@ -90,7 +92,8 @@ fn main() {
     let args: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let mib = args.first().copied().unwrap_or(1024);
     let threads = if args.len() > 1 { &args[1..] } else { &[1, 2][..] };
-    let k = Kernels::new(KernelIsa::detect()).unwrap();
+    let named = std::env::args().find_map(|a| a.parse::<KernelIsa>().ok());
+    let k = Kernels::new(named.unwrap_or_else(KernelIsa::detect)).expect("kernels that this processor runs");
     // Scale bytes near 127 and bf16 values that are no subnormals. Sums may overflow, which slows nothing down.
     let memory = vec![0x7b7b_3c3d_7b7b_3c3du64; mib << 17];
     let bytes: Vec<u8> = memory.iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -116,10 +119,12 @@ fn main() {
             println!("| {} | {r} x {c} | {n} | {rate:.1} | {reads:.1} | {share:.2} |", format.name);
         }
     }
+    println!("\nFrom an empty context, as llama-bench does; behind 512 tokens decoding, and then another prefill.\n");
     println!(
-        "\n| argo-mini, all in memory | threads | decode tok/s | x trunk bytes / reading memory | prefill of 512 / decode |"
+        "| argo-mini, all in memory | threads | decode tok/s | x trunk bytes / reading memory | prefill of 512 / decode | \
+         the same behind 512 |"
     );
-    println!("|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|");
     let checkpoint = load("models/argo-mini");
     let decoder = Decoder::load_with(checkpoint.config.clone(), checkpoint.trunk.clone(), k.isa()).unwrap();
     let trunk_bytes = checkpoint.trunk.payload_bytes() as f64;
@@ -133,24 +138,31 @@ fn main() {
                 SessionOptions { max_context: 2048, max_rows: 512, clock: Clock::start(), guess: GuessSource::None };
             let mut session = Session::new(decoder.clone(), options).unwrap();
             let mut source = TestSource::new(&checkpoint.experts);
-            let mut pass = |tokens: &[u32], phase| {
+            let mut pass = |session: &mut Session, tokens: &[u32], phase| {
                 let next = argmax(session.forward(tokens, phase, &mut source, Logits::Last, None).unwrap());
                 source.barriers.clear();
                 next
             };
             // once without a clock: working memory grows to the widest pass
-            let mut token = pass(&prompt, Phase::Prefill);
-            let since = Instant::now();
-            for _ in 0..64 {
-                token = pass(&[token], Phase::Decode);
-            }
-            let decode = 64.0 / since.elapsed().as_secs_f64();
-            let since = Instant::now();
-            pass(&prompt, Phase::Prefill);
-            let prefill = 512.0 / since.elapsed().as_secs_f64();
-            rows.push((decode, decode * trunk_bytes / stream(&k.pool(), &memory), prefill / decode));
+            let first = pass(&mut session, &prompt, Phase::Prefill);
+            session.reset();
+            let mut timed = |session: &mut Session, tokens: &[u32]| {
+                let since = Instant::now();
+                if tokens.len() > 1 {
+                    pass(session, tokens, Phase::Prefill);
+                    return tokens.len() as f64 / since.elapsed().as_secs_f64();
+                }
+                (0..DECODED).fold(tokens[0], |token, _| pass(session, &[token], Phase::Decode));
+                DECODED as f64 / since.elapsed().as_secs_f64()
+            };
+            let prefill = timed(&mut session, &prompt);
+            let behind = [timed(&mut session, &[first]), timed(&mut session, &prompt)];
+            session.reset();
+            let decode = timed(&mut session, &[first]);
+            let share = decode * trunk_bytes / stream(&k.pool(), &memory);
+            rows.push([decode, share, prefill / decode, behind[1] / behind[0]]);
         }
-        let of = |f: fn(&(f64, f64, f64)) -> f64| median(&rows.iter().map(f).collect::<Vec<_>>());
-        println!("| {} | {n} | {:.1} | {:.2} | {:.1} |", k.isa(), of(|r| r.0), of(|r| r.1), of(|r| r.2));
+        let of = |i: usize| median(&rows.iter().map(|r| r[i]).collect::<Vec<_>>());
+        println!("| {} | {n} | {:.1} | {:.2} | {:.2} | {:.2} |", k.isa(), of(0), of(1), of(2), of(3));
     }
 }

@@ -150,8 +150,8 @@ fn threads_have_their_working_space_before_the_first_layer() {
     let mut s = Session::new(decoder.clone(), options).unwrap();
     let inner = TestSource::new(&checkpoint.experts);
     let mut source = Watch { inner, left_at: 0, outside: 0, calls: 0, hints: 0 };
-    // int8 activations need a place of their own, beside the one that is there by then.
-    for activations in [Activations::F32, Activations::Int8] {
+    // A place for products and one for attention; int8 activations need another beside those that are there by then.
+    for (activations, places) in [(Activations::F32, 2), (Activations::Int8, 1)] {
         decoder.use_activations(activations);
         // A wide pass, narrow ones, and one whose experts have rows for several parts.
         for (rows, phase) in [(2, Phase::Prefill), (1, Phase::Decode), (32, Phase::Prefill), (1, Phase::Decode)] {
@@ -160,7 +160,7 @@ fn threads_have_their_working_space_before_the_first_layer() {
         }
         assert_eq!(source.outside, 0, "{activations}");
         let (after, bytes) = of_worker();
-        assert_eq!(after - before, 1, "{activations}: the worker's own space, once");
+        assert_eq!(after - before, places, "{activations}: the worker's own space, once");
         let [two, one] = [2, 1].map(|threads| thread_bytes(decoder.config(), threads, activations));
         assert_eq!(bytes - before_bytes, two - one, "{activations}: as much as is asked for before a run");
         before = after;

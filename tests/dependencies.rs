@@ -1,6 +1,7 @@
-//! Licences and sources of everything that Cargo.lock names, against deny.toml, without any tool beyond cargo.
+//! Licences and sources of everything that Cargo.lock names, against deny.toml, and the lock file of the fuzzers, without any tool beyond cargo.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Whether an SPDX expression (or one with the older `/`) can be met with these licences alone.
@@ -89,5 +90,43 @@ fn every_dependency_has_an_allowed_licence_and_comes_from_the_registry() {
         assert!(!denied.contains(&name), "{name} is banned by deny.toml");
         let source = package["source"].as_str();
         assert!(name == "argodrive" || source.is_some_and(|s| s.starts_with("registry+")), "{name}: {source:?}");
+    }
+}
+
+/// The packages of a lock file: names and versions, and what the one called argodrive depends on.
+fn locked(path: &str) -> (BTreeMap<String, BTreeSet<String>>, BTreeSet<String>) {
+    let lock: toml::Table = toml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let (mut versions, mut direct) = (BTreeMap::<String, BTreeSet<String>>::new(), BTreeSet::new());
+    for package in lock["package"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        versions.entry(name.into()).or_default().insert(package["version"].as_str().unwrap().into());
+        if name == "argodrive" {
+            let dependencies = package["dependencies"].as_array().unwrap();
+            // `name`, or `name version` where there are several
+            let names = dependencies.iter().map(|d| d.as_str().unwrap().split(' ').next().unwrap().to_owned());
+            direct.extend(names);
+        }
+    }
+    (versions, direct)
+}
+
+/// `fuzz/run.sh` builds with `--locked`, and its lock file is not the one that cargo keeps up here.
+#[test]
+fn the_fuzzers_lock_file_has_the_same_dependencies() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let manifest: toml::Table =
+        toml::from_str(&std::fs::read_to_string(format!("{root}/Cargo.toml")).unwrap()).unwrap();
+    let mut wanted: BTreeSet<&String> = manifest["dependencies"].as_table().unwrap().keys().collect();
+    for target in manifest["target"].as_table().unwrap().values() {
+        wanted.extend(target["dependencies"].as_table().unwrap().keys());
+    }
+    let (ours, _) = locked(&format!("{root}/Cargo.lock"));
+    let (fuzz, direct) = locked(&format!("{root}/fuzz/Cargo.lock"));
+    let update = "run `cargo metadata` in fuzz/ and commit its Cargo.lock";
+    assert_eq!(direct.iter().collect::<BTreeSet<_>>(), wanted, "{update}");
+    for (name, versions) in &fuzz {
+        if let Some(here) = ours.get(name) {
+            assert!(versions.is_subset(here), "{name}: {versions:?} in fuzz/, {here:?} here; {update}");
+        }
     }
 }

@@ -184,6 +184,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let held_out = judged.as_ref().map(|h| planner::judge(&planned.plan, &policy, &set, h)).transpose()?;
     write_atomic(&args.out, planned.plan.to_json()?.as_bytes())
         .with_context(|| format!("--out {}", args.out.display()))?;
+    if specs.iter().any(|d| d.emulate.is_some() || !d.faults.is_empty()) {
+        // A plan knows folders only: without this a run would quietly have drives as they are.
+        let drives = args.drives.display();
+        remark(&format!(
+            "what {drives} says of emulation and faults is no part of a plan: runs want --drives {drives} too"
+        ));
+    }
     if args.json {
         print_json(&json(&args, &planned, held_out.as_ref(), &set)?)?;
         return Ok(ExitCode::SUCCESS);

@@ -2,14 +2,17 @@
 //! positions in ascending order, wherever the rows are, so that blocks which come back from a drive change no bit. Knows no file.
 
 use super::error::DecodeError;
-use super::kernels::{Matrix, Rows};
+use super::kernels::{Matrix, OWN_VALUES, PART_ROWS, Rows};
 use super::kv::Blocks;
 use super::latent::Latent;
 use super::weights::{Mla, View};
 use std::ops::Range;
 
 /// Multiplications of scores that are worth another thread's attention.
-const SHARED_PRODUCTS: usize = 64 * 1024;
+pub(super) const SHARED_PRODUCTS: usize = 64 * 1024;
+
+/// Rows of a cache that queries of several rows meet before the next ones are fetched: they stay in the nearest cache.
+const TILE_ROWS: usize = 64;
 
 /// The heads of an MLA layer.
 pub(super) struct Heads<'a> {
@@ -99,6 +102,66 @@ impl<'a> Heads<'a> {
                 at += rows.len() / self.cached;
             }
         });
+    }
+
+    /// Rows that go through the cache together on one thread, of `count` from `position` on; 0 where they had better go one by one:
+    /// they are too long, or do not look back to the same position.
+    pub(super) fn together(&self, cache: &Latent, position: usize, count: usize) -> usize {
+        let last = position + count;
+        if count < 2 || cache.seen(last - 1).start > 0 {
+            return 0;
+        }
+        let fit = OWN_VALUES / (self.heads * (self.cached + last));
+        fit.min(PART_ROWS).min(count.div_ceil(self.dec.kernels.pool().threads()))
+    }
+
+    /// Rows from `position` on, `some` of them at a time, over all positions up to their own, which are in memory. Tile by tile of the
+    /// cache, all heads of these rows meet what lies in the nearest cache.
+    pub(super) fn attend_together(&self, cache: &Latent, position: usize, some: usize, q: &[f32], latent: &mut [f32]) {
+        let (k, cached, heads) = (&self.dec.kernels, self.cached, self.heads);
+        let (q_row, out_row) = (heads * self.dq, heads * self.rank);
+        k.by_parts_with([(latent, some * out_row)], &|share, [latent], own| {
+            let (first, rows) = (share * some, latent.len() / out_row);
+            let common = position + first + 1;
+            let seen = common + rows - 1;
+            let (query, rest) = own.split_at_mut(rows * heads * cached);
+            let scores = &mut rest[..rows * heads * seen];
+            for (q, query) in q[first * q_row..].chunks_exact(q_row).zip(query.chunks_exact_mut(heads * cached)) {
+                self.queries(0, q, query);
+            }
+            for (at, tile) in self.tiles(cache, 0..seen) {
+                self.score(tile, query, &mut scores[at..], seen);
+            }
+            for (row, scores) in scores.chunks_exact_mut(heads * seen).enumerate() {
+                scores.chunks_exact_mut(seen).for_each(|s| k.softmax(&mut s[..common + row], self.scale));
+            }
+            latent.fill(0.0);
+            for (at, tile) in self.tiles(cache, 0..common) {
+                self.sum(tile, &scores[at..], seen, latent);
+            }
+            // what only the later of these rows look at
+            for (row, latent) in latent.chunks_exact_mut(out_row).enumerate().skip(1) {
+                for (at, tile) in self.tiles(cache, common..common + row) {
+                    self.sum(tile, &scores[row * heads * seen + at..], seen, latent);
+                }
+            }
+        });
+    }
+
+    /// Cached rows of `positions` in tiles, each with its first position.
+    fn tiles<'c>(
+        &self,
+        cache: &'c Latent,
+        positions: Range<usize>,
+    ) -> impl Iterator<Item = (usize, &'c [f32])> + use<'c> {
+        let cached = self.cached;
+        let pieces = cache.pieces(positions.clone()).into_iter();
+        let mut at = positions.start;
+        pieces.flat_map(move |piece| piece.chunks(TILE_ROWS * cached)).map(move |tile| {
+            let first = at;
+            at += tile.len() / cached;
+            (first, tile)
+        })
     }
 
     /// Heads that a thread takes together: of one row, or all of a row where there are several.

@@ -54,8 +54,8 @@ pub(super) struct Guesser {
     normed: Vec<f32>,
     /// `[rows, experts]`
     scores: Vec<f32>,
-    /// One row's biased scores.
-    choice: Vec<f32>,
+    /// One row's best biased scores and their experts: those that it would choose, and the best of the others.
+    best: Vec<f32>,
     chosen: Vec<ExpertId>,
     /// By expert: what speaks for it, over all rows.
     sums: Vec<f32>,
@@ -86,8 +86,8 @@ impl Guesser {
             rows: 0,
             normed: Vec::new(),
             scores: Vec::new(),
-            choice: vec![0.0; if on { experts } else { 0 }],
-            chosen: vec![ExpertId(0); if on { top_k } else { 0 }],
+            best: vec![0.0; if on { top_k + 1 } else { 0 }],
+            chosen: vec![ExpertId(0); if on { top_k + 1 } else { 0 }],
             sums: vec![0.0; if on { experts } else { 0 }],
             guesses: Vec::with_capacity(if on { experts } else { 0 }),
         }
@@ -241,9 +241,9 @@ impl Guesser {
         }
         k.sigmoid(scores);
         for scores in scores.chunks_exact(self.experts) {
-            choose(scores, &w.bias, &mut self.choice, &mut self.chosen);
-            let best_left = self.choice.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            for id in &self.chosen {
+            let found = choose(scores, &w.bias, &mut self.best, &mut self.chosen);
+            let best_left = self.best[..found].get(self.top_k).copied().unwrap_or(f32::NEG_INFINITY);
+            for id in &self.chosen[..found.min(self.top_k)] {
                 let above = scores[id.index()] + w.bias[id.index()] - best_left;
                 self.sums[id.index()] += 1.0 + if above.is_finite() { above } else { 0.0 };
             }

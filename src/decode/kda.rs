@@ -55,26 +55,25 @@ pub(super) fn forward(
             let (old, new) = u.split_at_mut(history.len());
             old.copy_from_slice(history);
             new.copy_from_slice(y);
-            convolve(k, u, &w.taps[i], p, y);
+            convolve(k, u, &w.taps[i], p, y, &|y| k.silu(y));
             if advances {
                 history.copy_from_slice(&u[y.len()..]);
             }
         }
-        k.silu(y);
     }
 
     let decay = &mut s.decay[..rows * p];
     k.matmul(dec.matrix(w.f_b), Rows::packed(inner, rows), decay, p, wide);
-    log_decay(dec, w, decay);
-    k.exp(decay);
-
+    k.by_parts(GRAIN_ROWS, [(&mut *decay, p)], &|_, [decay]| {
+        log_decay(dec, w, decay);
+        k.exp(decay);
+    });
     k.sigmoid(beta);
 
     if let Gate::Factors(a, b) = &w.gate {
         k.matmul(dec.matrix(*a), x, inner, d, wide);
         k.matmul(dec.matrix(*b), Rows::packed(inner, rows), gate, p, wide);
     }
-    k.sigmoid(gate);
 
     let query_scale = 1.0 / (d as f32).sqrt();
     let [q, key, v] = &mut s.qkv;
@@ -108,9 +107,10 @@ pub(super) fn forward(
             }
         }
     }
-    k.by_parts(cfg.heads * GRAIN_ROWS, [(&mut *o, d)], &|at, [o]| {
+    k.by_parts(cfg.heads * GRAIN_ROWS, [(&mut *o, d), (gate, d)], &|_, [o, gate]| {
         let inv = k.rms_scale(o, dec.config.rms_norm_eps);
-        for ((o, norm), gate) in o.iter_mut().zip(&w.norm).zip(&gate[at * d..]) {
+        k.sigmoid(gate);
+        for ((o, norm), gate) in o.iter_mut().zip(&w.norm).zip(&*gate) {
             *o = norm * (*o * inv) * gate;
         }
     });
@@ -165,8 +165,9 @@ fn scale(x: &mut [f32], by: f32) {
     }
 }
 
-/// Depthwise causal convolution: output row `t` takes input rows `t..t + taps`, the last tap being the newest.
-fn convolve(k: &Kernels, u: &[f32], taps: &[f32], p: usize, y: &mut [f32]) {
+/// Depthwise causal convolution: output row `t` takes input rows `t..t + taps`, the last tap being the newest, and then goes through
+/// `activate`.
+fn convolve(k: &Kernels, u: &[f32], taps: &[f32], p: usize, y: &mut [f32], activate: &(dyn Fn(&mut [f32]) + Sync)) {
     k.by_parts(GRAIN_ROWS, [(y, p)], &|t, [y]| {
         y.fill(0.0);
         for (j, tap) in taps.chunks_exact(p).enumerate() {
@@ -174,6 +175,7 @@ fn convolve(k: &Kernels, u: &[f32], taps: &[f32], p: usize, y: &mut [f32]) {
                 *y += w * u;
             }
         }
+        activate(y);
     });
 }
 
@@ -189,7 +191,7 @@ mod tests {
         let taps = [0.5, 1.0, 100.0, 0.0];
         let mut y = [0.0; 4];
         let kernels = Kernels::new(KernelIsa::Scalar).unwrap();
-        convolve(&kernels, &u, &taps, 2, &mut y);
+        convolve(&kernels, &u, &taps, 2, &mut y, &|_| {});
         assert_eq!(y, [0.5 + 200.0, 10.0, 1.0 + 300.0, 20.0]);
     }
 

@@ -1,11 +1,11 @@
 //! MLA, the latent full-attention layers without positions (k3-architecture.md section 2.3), in absorbed form: keys
 //! and values are never expanded, the cache holds one latent row per token.
 
-use super::attend::Heads;
+use super::attend::{Heads, SHARED_PRODUCTS};
 use super::error::DecodeError;
-use super::kernels::Rows;
+use super::kernels::{PART_ROWS, Rows};
 use super::kv::KvTier;
-use super::scratch::MlaScratch;
+use super::scratch::{GRAIN_ROWS, MlaScratch};
 use super::timeline::{Lane, parts};
 use super::weights::{Mla, View};
 use crate::clock::Clock;
@@ -41,15 +41,12 @@ pub(super) fn forward(
         (dec.matrix(w.gate), &mut *gate, width),
     ];
     k.matmuls(x, first_ones, wide);
-    for row in qa.chunks_exact_mut(m.q_lora_rank) {
-        k.rms_norm_in_place(row, &w.q_a_norm, LATENT_EPS);
-    }
+    k.by_parts(GRAIN_ROWS, [(&mut *qa, m.q_lora_rank), (&mut *new, cached)], &|_, [qa, new]| {
+        k.rms_norm_in_place(qa, &w.q_a_norm, LATENT_EPS);
+        k.rms_norm_in_place(&mut new[..rank], &w.kv_a_norm, LATENT_EPS);
+    });
     let q = &mut s.q[..rows * heads * dq];
     k.matmul(dec.matrix(w.q_b), Rows::packed(qa, rows), q, heads * dq, wide);
-
-    for row in new.chunks_exact_mut(cached) {
-        k.rms_norm_in_place(&mut row[..rank], &w.kv_a_norm, LATENT_EPS);
-    }
 
     let heads_of = Heads::new(dec, w);
     for part in parts(lanes, first, rows) {
@@ -62,9 +59,13 @@ pub(super) fn forward(
             kv.note(cache.put(position, &new[row * cached..(row + group) * cached]));
             let q = &q[row * heads * dq..(row + group) * heads * dq];
             let latent = &mut s.latent[row * heads * rank..(row + group) * heads * rank];
+            let together = heads_of.together(cache, position, group);
             if cache.spilled().0 > 0 {
                 heads_of.attend_spilled(cache, position, q, kv.reading(step, layer, clock), latent)?;
                 kv.saw(position + group);
+            } else if together > 0 {
+                kv.saw(position + group);
+                heads_of.attend_together(cache, position, together, q, latent);
             } else {
                 let each = q.chunks_exact(heads * dq).zip(latent.chunks_exact_mut(heads * rank));
                 for ((q, latent), position) in each.zip(position..) {
@@ -78,15 +79,29 @@ pub(super) fn forward(
         }
     }
 
-    let o = &mut s.o[..rows * width];
-    for head in 0..heads {
+    // Values of a head and their gates: threads share heads of one row, or rows.
+    let (o, latent) = (&mut s.o[..rows * width], &s.latent[..rows * heads * rank]);
+    let values = |head: usize, first: usize, count: usize, o: &mut [f32]| {
         let wv = dec.matrix_rows(w.kv_b, head * (dn + dv) + dn, dv);
-        let latent = Rows { data: &s.latent[head * rank..], stride: heads * rank, count: rows };
-        k.matmul(wv, latent, &mut o[head * dv..], width, wide);
-    }
-    k.sigmoid(gate);
-    for (o, gate) in o.iter_mut().zip(gate.iter()) {
-        *o *= gate;
+        let latent = Rows { data: &latent[(first * heads + head) * rank..], stride: heads * rank, count };
+        k.matmul(wv, latent, o, width, &mut []);
+    };
+    let gated = |o: &mut [f32], gate: &mut [f32]| {
+        k.sigmoid(gate);
+        o.iter_mut().zip(gate.iter()).for_each(|(o, gate)| *o *= gate);
+    };
+    if rows == 1 {
+        let grain = SHARED_PRODUCTS.div_ceil(dv * rank);
+        k.by_parts(grain, [(&mut *o, dv), (gate, dv)], &|head, [o, gate]| {
+            values(head, 0, 1, o);
+            gated(o, gate);
+        });
+    } else {
+        let some = PART_ROWS.min(rows.div_ceil(k.pool().threads()));
+        k.by_parts(1, [(&mut *o, some * width), (gate, some * width)], &|share, [o, gate]| {
+            (0..heads).for_each(|head| values(head, share * some, o.len() / width, &mut o[head * dv..]));
+            gated(o, gate);
+        });
     }
     k.matmul(dec.matrix(w.out), Rows::packed(o, rows), out, dec.config.hidden_size, wide);
     Ok(())

@@ -209,11 +209,12 @@ fn route(
             let position = pass.places[first + at / moe.experts].position;
             return Err(DecodeError::NonFinite { layer: Some(layer), position });
         }
-        dec.kernels.sigmoid(scores);
-        for (row, scores) in (first..).zip(scores.chunks_exact(moe.experts)) {
-            let chosen = row * moe.top_k..(row + 1) * moe.top_k;
-            let (ids, weights) = (&mut s.ids[chosen.clone()], &mut s.weights[chosen]);
-            choose(scores, &w.bias, &mut s.choice, ids);
+        let chosen = first * moe.top_k..(first + count) * moe.top_k;
+        let (ids, weights) = (&mut s.ids[chosen.clone()], &mut s.weights[chosen]);
+        let by_row = [(&mut *weights, moe.top_k), (scores, moe.experts)];
+        dec.kernels.by_parts_of(GRAIN_ROWS, (&mut *ids, moe.top_k), by_row, &|_, ids, [weights, scores]| {
+            dec.kernels.sigmoid(scores);
+            choose(scores, &w.bias, weights, ids);
             for (weight, id) in weights.iter_mut().zip(ids.iter()) {
                 *weight = scores[id.index()];
             }
@@ -221,30 +222,38 @@ fn route(
             for weight in weights.iter_mut() {
                 *weight = *weight / divisor * moe.scaling;
             }
-            if let Some(observer) = pass.observer.as_deref_mut() {
+        });
+        if let Some(observer) = pass.observer.as_deref_mut() {
+            let each = ids.chunks_exact(moe.top_k).zip(weights.chunks_exact(moe.top_k));
+            for ((experts, weights), row) in each.zip(first..) {
                 let Place { text, position, .. } = pass.places[row];
-                observer.route(&Route { step: pass.step, layer, row, text, position, experts: ids, weights });
+                observer.route(&Route { step: pass.step, layer, row, text, position, experts, weights });
             }
         }
     }
     Ok(())
 }
 
-/// The experts with the largest biased scores, best first; equal ones by lower index.
-pub(super) fn choose(scores: &[f32], bias: &[f32], choice: &mut [f32], ids: &mut [ExpertId]) {
-    for ((c, s), b) in choice.iter_mut().zip(scores).zip(bias) {
-        *c = s + b;
-    }
-    for id in ids {
-        let (mut best, mut top) = (0, choice.first().copied().unwrap_or_default());
-        for (expert, &c) in choice.iter().enumerate() {
-            if c > top {
-                (best, top) = (expert, c);
-            }
+/// The experts with the largest biased scores and these scores, best first; equal ones by lower index. Returns how many there are:
+/// as many as `ids` and `best` have places for, or all.
+pub(super) fn choose(scores: &[f32], bias: &[f32], best: &mut [f32], ids: &mut [ExpertId]) -> usize {
+    let wanted = ids.len().min(best.len());
+    let mut found = 0;
+    for (expert, (score, bias)) in scores.iter().zip(bias).enumerate() {
+        let score = score + bias;
+        if found < wanted {
+            found += 1;
+        } else if wanted == 0 || score <= best[wanted - 1] {
+            continue; // as nearly all of them
         }
-        choice[best] = f32::NEG_INFINITY;
-        *id = ExpertId(best as u16);
+        let mut at = found - 1;
+        while at > 0 && score > best[at - 1] {
+            (best[at], ids[at]) = (best[at - 1], ids[at - 1]);
+            at -= 1;
+        }
+        (best[at], ids[at]) = (score, ExpertId(expert as u16));
     }
+    found
 }
 
 /// Orders (row, choice) pairs by expert into slots; fills `distinct`. Returns the number of slots.
@@ -406,8 +415,13 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_lower_index_and_the_bias_selects() {
-        let mut ids = [ExpertId(9); 3];
-        choose(&[0.5, 0.25, 0.5, 0.1], &[0.0, 0.25, 0.0, 0.9], &mut [0.0; 4], &mut ids);
-        assert_eq!(ids, [ExpertId(3), ExpertId(0), ExpertId(1)]);
+        let (mut ids, mut best) = ([ExpertId(9); 3], [0.0; 3]);
+        let (scores, bias) = ([0.5, 0.25, 0.5, 0.1, 0.2], [0.0, 0.25, 0.0, 0.9, 0.2]);
+        assert_eq!(choose(&scores, &bias, &mut best, &mut ids), 3);
+        assert_eq!((ids, best), ([ExpertId(3), ExpertId(0), ExpertId(1)], [1.0, 0.5, 0.5]));
+        let (mut ids, mut best) = ([ExpertId(9); 7], [0.0; 7]);
+        assert_eq!(choose(&scores, &bias, &mut best, &mut ids), 5, "there are no more");
+        assert_eq!(ids[..5], [3, 0, 1, 2, 4].map(ExpertId));
+        assert_eq!(choose(&scores, &bias, &mut [], &mut []), 0);
     }
 }

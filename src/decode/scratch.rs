@@ -146,8 +146,6 @@ pub(super) struct MlpScratch {
 pub(super) struct MoeScratch {
     /// `[block, experts]`
     pub(super) scores: Vec<f32>,
-    /// One row's biased scores.
-    pub(super) choice: Vec<f32>,
     /// `[rows, top_k]` in order of choice.
     pub(super) ids: Vec<ExpertId>,
     pub(super) weights: Vec<f32>,
@@ -292,7 +290,6 @@ impl Scratch {
         if let Some(e) = &cfg.moe {
             let (s, slots) = (&mut self.moe, rows * e.top_k);
             room.set(&mut s.scores, block * e.experts);
-            room.set(&mut s.choice, e.experts);
             room.fill(&mut s.ids, slots, ExpertId(0));
             room.set(&mut s.weights, slots);
             room.set(&mut s.first, e.experts + 1);

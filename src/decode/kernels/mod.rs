@@ -45,7 +45,7 @@ use matrix::{Data, fits, row_scale};
 pub use matrix::{Matrix, Rows, SCALE_BYTES};
 use out::Out;
 use pool::{MAX_THREADS, Pool};
-pub use shared::KdaRows;
+pub use shared::{KdaRows, OWN_VALUES};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -113,7 +113,8 @@ fn wide_len(cols: usize) -> usize {
 /// Bytes that [`Kernels::make_room`] takes for matrices of up to `cols` columns on `threads` threads, the caller's own included.
 pub fn room_bytes(cols: usize, threads: usize, activations: Activations) -> u64 {
     let threads = threads.clamp(1, MAX_THREADS);
-    let wide = (wide_len(cols) as u64).saturating_add(LINE as u64).saturating_mul(size_of::<f32>() as u64);
+    let values = (wide_len(cols) as u64).saturating_add((LINE + OWN_VALUES) as u64);
+    let wide = values.saturating_mul(size_of::<f32>() as u64);
     let int8 = match activations {
         Activations::F32 => 0,
         Activations::Int8 => int8::room_bytes(cols, int8::MOST_ROWS + PART_ROWS * (threads - 1)),
@@ -196,6 +197,7 @@ impl Kernels {
         let quantizing = self.quantizing();
         let make = |rows: usize| {
             with_room(wide_len(cols), |_| {});
+            shared::with_own(|_| {});
             if quantizing {
                 int8::make_room(cols, rows);
             }

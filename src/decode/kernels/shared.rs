@@ -13,6 +13,22 @@ pub(super) const CHUNK_ELEMENTS: usize = 4096;
 thread_local! {
     /// This thread works on a part: products within are its own business.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
+    /// A thread's values between two steps of a part, [`OWN_VALUES`] of them.
+    static OWN: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Values that a thread has for itself while it works on a part of [`Kernels::by_parts_with`]: half of a small second-level cache.
+pub const OWN_VALUES: usize = 64 * 1024;
+
+/// Calls `work` with those of the calling thread; what is in them is not said.
+pub(super) fn with_own<T>(work: impl FnOnce(&mut [f32]) -> T) -> T {
+    let mut own = OWN.take();
+    if own.is_empty() {
+        own = vec![0.0; OWN_VALUES];
+    }
+    let done = work(&mut own);
+    OWN.set(own);
+    done
 }
 
 /// Whether the calling thread works on a part of something shared.
@@ -36,19 +52,19 @@ impl Drop for Within {
 }
 
 /// A buffer in parts of equal length; the last one may be shorter.
-struct Parts<'a> {
-    start: *mut f32,
+struct Parts<'a, T = f32> {
+    start: *mut T,
     len: usize,
     part: usize,
-    values: PhantomData<&'a mut [f32]>,
+    values: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Parts` is a mutable borrow of plain numbers; `get` is what may give them to several threads, and its contract
-// keeps them apart.
-unsafe impl Sync for Parts<'_> {}
+// SAFETY: a `Parts` is a mutable borrow of values that other threads may have; `get` is what may give them to several, and its
+// contract keeps them apart.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
-impl<'a> Parts<'a> {
-    fn new(values: &'a mut [f32], part: usize) -> Self {
+impl<'a, T> Parts<'a, T> {
+    fn new(values: &'a mut [T], part: usize) -> Self {
         assert!(part > 0, "parts of nothing");
         Self { start: values.as_mut_ptr(), len: values.len(), part, values: PhantomData }
     }
@@ -58,7 +74,7 @@ impl<'a> Parts<'a> {
     /// # Safety
     /// While the result lives, nobody else has part `i`.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn get(&self, i: usize) -> &mut [f32] {
+    unsafe fn get(&self, i: usize) -> &mut [T] {
         let first = i.saturating_mul(self.part);
         assert!(first < self.len, "a part beyond the last");
         // SAFETY: by contract nobody else has the part.
@@ -70,7 +86,7 @@ impl<'a> Parts<'a> {
     /// # Safety
     /// While the result lives, nobody else has any of them.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn slice(&self, first: usize, count: usize) -> &mut [f32] {
+    unsafe fn slice(&self, first: usize, count: usize) -> &mut [T] {
         assert!(first <= self.len && count <= self.len - first, "values beyond the last");
         // SAFETY: they lie within the borrowed values, and by contract nobody else has them.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), count) }
@@ -103,12 +119,29 @@ impl Kernels {
         work: &(dyn Fn(usize, [&mut [f32]; N]) + Sync),
     ) {
         let count = buffers.first().map_or(0, |(values, part)| values.len().div_ceil(*part));
+        let mut nothing = vec![(); count]; // takes no memory
+        self.by_parts_of(grain, (&mut nothing, 1), buffers, &|i, _, parts| work(i, parts));
+    }
+
+    /// [`Kernels::by_parts`] with a buffer of other values, which says how many parts there are.
+    #[allow(clippy::type_complexity)] // a closure's arguments: which part, and the parts
+    pub fn by_parts_of<T: Send, const N: usize>(
+        &self,
+        grain: usize,
+        (values, part): (&mut [T], usize),
+        buffers: [(&mut [f32], usize); N],
+        work: &(dyn Fn(usize, &mut [T], [&mut [f32]; N]) + Sync),
+    ) {
+        let count = values.len().div_ceil(part);
+        let values = Parts::new(values, part);
         let buffers = buffers.map(|(values, part)| Parts::new(values, part));
         let portion = |portion: usize, grain: usize| {
             let within = Within::enter();
             for i in portion * grain..count.min((portion + 1) * grain) {
                 // SAFETY: each part belongs to one portion, which is worked on once.
-                work(i, buffers.each_ref().map(|b| unsafe { b.get(i) }));
+                let own = unsafe { values.get(i) };
+                // SAFETY: as above.
+                work(i, own, buffers.each_ref().map(|b| unsafe { b.get(i) }));
             }
             drop(within);
         };
@@ -118,6 +151,16 @@ impl Kernels {
         } else {
             pool.run(count.div_ceil(grain), &|i| portion(i, grain));
         }
+    }
+
+    /// [`Kernels::by_parts`], one part at a time, where `work` has [`OWN_VALUES`] of the thread's own besides.
+    #[allow(clippy::type_complexity)] // a closure's arguments, as above
+    pub fn by_parts_with<const N: usize>(
+        &self,
+        buffers: [(&mut [f32], usize); N],
+        work: &(dyn Fn(usize, [&mut [f32]; N], &mut [f32]) + Sync),
+    ) {
+        self.by_parts(1, buffers, &|i, parts| with_own(|own| work(i, parts, own)));
     }
 
     /// Calls `work(i, rows, parts)` once for each of `spans`, with the rows of `out` that its range names, which are `width` long,
