@@ -147,6 +147,10 @@ pub trait BlockStore: BlockSource {
 
     /// Blocks are asked for by `layer` of pass `step` from now on.
     fn reads_are_for(&mut self, step: u64, layer: LayerId);
+
+    /// Nothing needs the block at hand any more, and block number `block` is the next that will be asked for, with no block kept
+    /// before: it may be on its way from now on.
+    fn soon(&mut self, block: usize) -> Result<(), SourceError>;
 }
 
 /// Where experts come from. One barrier is open at a time.

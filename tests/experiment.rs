@@ -4,6 +4,8 @@
 
 mod prepared;
 
+use argodrive::bench::experiment::Experiment;
+use argodrive::knob::Knob;
 use prepared::{argodrive, has, json_of, only_entry, outcome, refused, repo, snapshot};
 use serde_json::Value;
 use std::fs;
@@ -225,6 +227,14 @@ fn whatever_is_wrong_with_a_file_is_found_before_anything_is_made() {
     let object = json_of(place.run().args(["--dry-run", "--json"]));
     assert_eq!((&object["runs"], &object["arms"]), (&8.into(), &serde_json::json!(["plain", "checked"])));
     assert!(!place.at("work").exists());
+    // rows of latent caches go to a drive of the setup, by its name, or to a folder beside the file
+    for (dir, path) in [("blue", "work/blue"), ("rows", "rows")] {
+        let kv = format!("[arm.kv]\nkv_ram_bytes = 20000\nkv_dir = {dir:?}\n[assert]");
+        place.write(&good.replace("[assert]", &kv));
+        let arms = Experiment::load(&place.at("x.toml")).unwrap().design.arms;
+        assert_eq!(arms[1].asked.config.kv.kv_dir, Some(place.at(path)));
+        assert!(arms[0].asked.config.kv.kv_dir.is_none() && arms[1].asked.given.contains(&Knob::KvRam));
+    }
 }
 
 #[test]

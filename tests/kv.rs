@@ -11,13 +11,16 @@ use argodrive::drive::spec::Emulation;
 use argodrive::ids::LayerId;
 use argodrive::source::{BlockCounters, BlockSource, BlockStore, Phase, SourceError};
 use argodrive::trace::events::{Outcome, Purpose};
-use argodrive::trace::log::{read_header, read_reads};
+use argodrive::trace::log::{read_barriers, read_header, read_reads};
 use assert_cmd::Command;
 use common::{TestSource, load};
 use prepared::{Drives, argodrive, folder, has, ids, json_of, mini_store, outcome, refused, repo, tiny_store};
 use serde_json::Value;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 const PROMPT: &str = "The router names the experts, and the block comes back when the device has time.";
 /// Begins a text that repeats itself, so that proposals are made, and some are right.
@@ -30,11 +33,17 @@ const LEAST: u64 = 3 * 16 * 192 + 2 * 4096;
 struct Shelf {
     blocks: Vec<Vec<u8>>,
     given: BlockCounters,
+    /// What was said to be asked for next.
+    soon: Option<usize>,
 }
 
 impl BlockSource for Shelf {
     fn block(&mut self, block: usize, _: Option<usize>) -> Result<&[u8], SourceError> {
         self.given.blocks += 1;
+        if let Some(soon) = self.soon.take() {
+            assert_eq!(soon, block, "another was said to be next");
+            self.given.ahead += 1;
+        }
         Ok(&self.blocks[block])
     }
     fn counters(&self) -> BlockCounters {
@@ -48,6 +57,7 @@ impl BlockSource for Shelf {
 
 impl BlockStore for Shelf {
     fn put(&mut self, block: usize, bytes: &[u8]) -> Result<(), SourceError> {
+        assert_eq!(self.soon, None, "none leaves before it");
         let blocks = self.blocks.len().max(block + 1);
         self.blocks.resize(blocks, Vec::new());
         self.blocks[block] = bytes.to_vec();
@@ -58,6 +68,10 @@ impl BlockStore for Shelf {
         Ok(())
     }
     fn reads_are_for(&mut self, _: u64, _: LayerId) {}
+    fn soon(&mut self, block: usize) -> Result<(), SourceError> {
+        assert_eq!(self.soon.replace(block), None, "what was next has come");
+        Ok(())
+    }
 }
 
 #[test]
@@ -100,6 +114,7 @@ fn logits_have_the_bits_of_a_whole_cache() {
                     let (counted, given) = (s.kv().counters(), s.kv().blocks().unwrap());
                     assert!(counted.peak_bytes <= ram && counted.spilled_rows > 0, "{counted:?}");
                     assert_eq!(counted.asked_blocks, given.blocks);
+                    assert!(given.ahead > 10, "{given:?}");
                     assert_eq!(counted.widest_seen, text.len() as u64);
                     s.reset();
                 }
@@ -138,6 +153,7 @@ fn check_kv(run: &Value, ram: u64, dir: &Path) {
     assert_eq!(of("read_bytes") % block, 0);
     assert!(of("asked_blocks") * block > of("read_bytes") && of("read_bytes") * 2 >= of("asked_blocks") * block);
     assert_eq!((of("unused_bytes"), of("copied_bytes")), (0, 0));
+    assert!(of("ahead_blocks") > 0 && of("ahead_blocks") == of("ahead_used"), "{run}");
     assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "the file has no name");
 }
 
@@ -162,6 +178,13 @@ fn the_text_is_the_same_and_rows_come_back() {
             json_of(decode(&["--max-new", "120", "--prompt", prompt, "--kv-ram", &bytes, "--kv-dir", at]).args(way));
         assert_eq!(run["token_ids"], whole["token_ids"], "{way:?}");
         check_kv(&run, ram, dir.path());
+        if way.is_empty() {
+            // in each pass over a row two of the three layers come after one, and begin with a block that left before
+            let (prompt, new) = (ids(&run["prompt_token_ids"]).len(), ids(&run["token_ids"]).len());
+            let leaves = |position: &usize| position.is_multiple_of(16);
+            let passes = (prompt..prompt + new - 1).filter(|p| !leaves(p) && *p > 16).count();
+            assert_eq!(count(&run, "ahead_blocks"), 2 * passes as u64, "{run}");
+        }
         if way == drafted {
             let rejected = |p: &Value| p["accepted"].as_u64() < p["proposed"].as_u64();
             assert!(run["speculation"]["positions"].as_array().unwrap().iter().any(rejected), "{run}");
@@ -234,6 +257,13 @@ fn a_trace_has_the_reads_by_their_purpose() {
         assert_eq!(kv.iter().map(|r| r.bytes).sum::<u64>(), count(&run, "read_bytes"));
         assert!(kv.iter().all(|r| r.drive.index() == drive && r.barrier.is_none() && r.outcome == Outcome::Demand));
         assert!([3, 7, 8].iter().all(|l| kv.iter().any(|r| r.layer == LayerId(*l))), "the layers with a latent cache");
+        // what is read ahead is asked for before the experts of the layer before are
+        let barriers = read_barriers(&trace).unwrap();
+        let ahead = barriers.iter().filter(|b| {
+            let next = [(3, 7), (7, 8)].iter().find(|(before, _)| b.layer == LayerId(*before)).map(|n| LayerId(n.1));
+            kv.iter().any(|r| Some(r.layer) == next && r.step == b.step && r.queued_ns <= b.open_ns)
+        });
+        assert_eq!(ahead.count() as u64, count(&run, "ahead_blocks"), "{name}");
         assert_eq!(header.drives.len(), drive.max(1) + 1);
         assert_eq!(run["kv"]["emulated"], name == "paced");
         // the drives' own figures know nothing of them
@@ -269,6 +299,67 @@ fn a_snapshot_holds_the_rows_that_left() {
             fs::read_dir(folder).unwrap().for_each(|f| assert!(f.unwrap().file_name() != "kv"));
         }
     }
+}
+
+/// What a run said that a full drive ended, and that the text goes on from the snapshots before.
+fn check_full((code, said): (Option<i32>, &str), why: &str, kept: &Path, whole: &Value) {
+    assert_eq!(code, Some(2), "{said}");
+    has(said, &["argodrive: error: ", "argodrive-kv-", "at offset ", why, "--kv-dir on another drive", "--resume"]);
+    assert!(!said.contains("panicked"), "{said}");
+    let went_on = json_of(decode(&["--kv-ram", "20000", "--resume"]).arg(kept));
+    assert_eq!(went_on["token_ids"], whole["token_ids"], "{said}");
+    assert!(count(&went_on, "spilled_rows") > 0);
+}
+
+/// Takes a file system away however the test ends.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0).output();
+    }
+}
+
+#[test]
+fn a_drive_that_fills_up_ends_the_run_and_the_text_goes_on_from_the_snapshot() {
+    let dir = folder();
+    let args = ["--max-new", "160", "--prompt", PROMPT];
+    let whole = json_of(&mut decode(&args));
+    let begun = [&args[..], &["--kv-ram", "20000", "--snapshot-every", "8"]].concat();
+    // The third layer's blocks are the last in the file, 256 for each: it may hold so many that rows leave when some 30 tokens are there.
+    let (mut limited, kept) = (Command::new("bash"), dir.path().join("limited"));
+    let fit = (ids(&whole["prompt_token_ids"]).len() + 30) / 16;
+    limited.args(["-c", "trap '' XFSZ; ulimit -f $1; shift; exec \"$@\"", "bash", &(2048 + 4 * fit).to_string()]);
+    limited.arg(env!("CARGO_BIN_EXE_argodrive")).args(["decode", "--json", "--store"]).arg(tiny_store()).args(&begun);
+    let (code, out, said) = outcome(limited.arg("--snapshot-dir").arg(&kept).arg("--kv-dir").arg(dir.path()));
+    assert_eq!(out, "", "{said}");
+    check_full((Some(code), &said), "File too large", &kept, &whole);
+    has(&said, &[&format!("at offset {} ", (2 << 20) + 4096 * fit)]);
+
+    let (full, kept) = (dir.path().join("full"), dir.path().join("kept"));
+    fs::create_dir(&full).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    if !mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(&full).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("SKIPPED: a drive that is really full, which needs root and leave to mount a small one");
+        return;
+    }
+    let mounted = Mounted(&full);
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_argodrive"));
+    child.args(["decode", "--json", "--allow-fallback", "--store"]).arg(tiny_store()).args(&begun);
+    child.arg("--snapshot-dir").arg(&kept).arg("--kv-dir").arg(&full);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let there = || {
+        fs::read_dir(&kept).is_ok_and(|d| d.flatten().any(|f| f.path().extension().is_some_and(|e| e == "snapshot")))
+    };
+    while !there() && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let filled = fs::write(full.join("more"), vec![1; 2 << 20]);
+    let ended = child.wait_with_output().unwrap();
+    drop(mounted);
+    assert_eq!(filled.unwrap_err().kind(), ErrorKind::StorageFull);
+    let said = String::from_utf8(ended.stderr).unwrap();
+    check_full((ended.status.code(), &said), "No space left", &kept, &whole);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod prepared;
 
 use assert_cmd::Command;
-use prepared::{argodrive, ids, json_of, outcome, policy, refused, tiny_store};
+use prepared::{argodrive, has, ids, json_of, outcome, policy, refused, tiny_store};
 use std::path::Path;
 
 /// Takes the bed down however the test ends.
@@ -56,6 +56,9 @@ fn a_drive_that_is_pulled_out_loses_no_token_and_comes_back() {
     let bytes = |run: &serde_json::Value, drive: usize| run["drives"][drive]["bytes"].as_u64().unwrap();
     assert!(bytes(&plugged, 1) > 0 && bytes(&again, 1) > 0);
     assert!(bytes(&without, 1) == 0 && bytes(&without, 0) > bytes(&plugged, 0), "{}", without["drives"]);
+    let layout = without["settings"].as_array().unwrap().iter().find(|s| s["name"] == "layout").unwrap();
+    assert_eq!(layout["verdict"], "proved", "{layout}");
+    has(layout["seen"].as_str().unwrap(), &["bed2 was lost at its first read"]);
     drop(bed);
     assert!(!folder.join("argodrive-testbed").exists(), "nothing stays behind");
 }

@@ -26,8 +26,9 @@ fn names(counters: &ReaderCounters, pick: impl Fn(usize) -> bool) -> Vec<&str> {
     counters.drives.iter().enumerate().filter(|(i, _)| pick(*i)).map(|(_, d)| d.name.as_str()).collect()
 }
 
-/// Every drive of the plan served reads, and none that the plan does not place experts on. A drive that was asked and gave nothing, as
-/// is on record, leaves open whether the layout was what was measured.
+/// Every drive of the plan served reads, and none that the plan does not place experts on. A drive that was asked and lost before it gave
+/// anything was part of the layout too: its reads are on record as failed and moved, with the event that ended it. One whose reads
+/// failed without that leaves it open.
 pub(super) fn layout(case: &Case<'_>) -> Judged {
     let Some((plan, _)) = case.streamed else { return unseen("no plan") };
     let asked = format!("{} over {} drives", plan.planner, plan.drives.len());
@@ -51,19 +52,20 @@ pub(super) fn layout(case: &Case<'_>) -> Judged {
         let idle: Vec<&str> = idle.iter().map(|d| d.name.as_str()).collect();
         return (asked, Verdict::Contradicted, format!("{} served no read", idle.join(", ")));
     }
-    if !lost.is_empty() {
-        let failed = |d: &&DriveCounters| match d.degraded {
-            0 => format!("{}: every read of it failed", d.name),
-            _ => format!("{} was lost at its first read", d.name),
-        };
-        let lost: Vec<String> = lost.iter().map(failed).collect();
-        return (asked, Verdict::Unverified, format!("{} (see `trouble`)", lost.join(", ")));
+    if let Some(d) = lost.iter().find(|d| d.degraded == 0 || d.moved == 0) {
+        let seen = format!("{}: none of its reads came, {} failed, {} moved", d.name, d.errors + d.timeouts, d.moved);
+        return (asked, Verdict::Unverified, format!("{seen}, and it was not left alone (see `trouble`)"));
     }
-    let shares: Vec<String> = counters.drives.iter().map(|d| format!("{} {}", d.name, d.reads)).collect();
     if let Shape::Stripe { .. } = plan.shape {
         return striped_layout(asked, counters);
     }
-    (asked, Verdict::Proved, format!("reads: {}", shares.join(", ")))
+    let shares: Vec<String> = counters.drives.iter().map(|d| format!("{} {}", d.name, d.reads)).collect();
+    let mut seen = format!("reads: {}", shares.join(", "));
+    for d in lost {
+        let failed = d.errors + d.timeouts;
+        seen.push_str(&format!("; {} was lost at its first read, {failed} failed and {} moved", d.name, d.moved));
+    }
+    (asked, Verdict::Proved, seen)
 }
 
 /// Every drive delivered as many bytes as its columns of the experts that were delivered have.

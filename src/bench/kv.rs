@@ -160,6 +160,13 @@ pub struct KvRecord {
     pub read_bytes: u64,
     /// Bytes of them that were read for nothing.
     pub unused_bytes: u64,
+    /// Blocks whose reads began before the turn of the layer that asks for them, and those of them that it then asked for. Records of
+    /// before there were any have none.
+    #[serde(default)]
+    pub ahead_blocks: u64,
+    /// See `ahead_blocks`.
+    #[serde(default)]
+    pub ahead_used: u64,
     /// Bytes read for snapshots, apart from the others.
     pub copied_bytes: u64,
     /// Time in which passes waited for blocks to come back.
@@ -202,6 +209,8 @@ impl KvRecord {
             reads: f.reads,
             read_bytes: f.read_bytes,
             unused_bytes: f.unused_bytes,
+            ahead_blocks: f.ahead_blocks,
+            ahead_used: f.ahead_used,
             copied_bytes: f.copied_bytes,
             wait_ns: c.wait_ns,
             write_ns: c.write_ns,

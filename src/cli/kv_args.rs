@@ -40,7 +40,7 @@ pub fn say(out: &mut impl Write, kv: &KvRecord) {
     };
     let _ = writeln!(
         out,
-        "latent cache: {limit}; {} rows in {} blocks of {} to {} ({}{}), {} back in {} reads; passes waited {} ({} a token)",
+        "latent cache: {limit}; {} rows in {} blocks of {} to {} ({}{}), {} back in {} reads, {} blocks ahead of their layer; passes waited {} ({} a token)",
         kv.spilled_rows,
         kv.written_blocks,
         kv.block_rows,
@@ -49,6 +49,7 @@ pub fn say(out: &mut impl Write, kv: &KvRecord) {
         if kv.emulated { ", EMULATED" } else { "" },
         units::bytes(kv.read_bytes),
         kv.reads,
+        kv.ahead_used,
         units::duration(kv.wait_ns + kv.write_ns),
         units::duration(kv.wait_per_token_ns),
     );

@@ -144,7 +144,7 @@ impl From<Engine> for EngineKind {
 pub enum Dispatch {
     /// The primary copy
     FirstHit,
-    /// The copies in turn
+    /// The drives in turn
     RoundRobin,
     /// The drive with the fewest bytes in flight
     LeastInflight,

@@ -264,6 +264,25 @@ impl KvTier {
         }
     }
 
+    /// The rows at `position`, of which `rows` are left, are the next to look back, and into `cache`: the block that they begin with
+    /// may be on its way while other layers compute. Not where one must leave before, which is then what they begin with.
+    pub(super) fn soon(
+        &mut self,
+        cache: &Latent,
+        (layer, heads): (LayerId, usize),
+        position: usize,
+        rows: usize,
+        kept: usize,
+    ) -> Result<(), DecodeError> {
+        let ((count, base), group) = (cache.spilled(), self.group(heads, position, rows));
+        match &mut self.store {
+            Some(store) if count > 0 && cache.leaving(position, group, kept).is_none() => {
+                store.soon(base + count - 1).map_err(|source| fault(layer, source))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Rows that may go through blocks together, of `rows` from `position` on.
     pub(super) fn group(&self, heads: usize, position: usize, rows: usize) -> usize {
         let Some(plan) = &self.plan else { return rows };

@@ -14,6 +14,18 @@ use crate::ids::LayerId;
 /// Epsilon of the two latent norms; a constant of the released code, not `rms_norm_eps`.
 const LATENT_EPS: f32 = 1e-6;
 
+/// The attention of an MLA layer is done, and `layer` is the next one of this pass: what the first of its rows, `rows` in a block,
+/// look back at may come from now on.
+pub(super) fn look_ahead(
+    (layer, heads): (LayerId, usize),
+    (lanes, kv): (&mut [Lane<'_>], &mut KvTier),
+    rows: usize,
+) -> Result<(), DecodeError> {
+    let Some(part) = parts(lanes, 0, rows).next() else { return Ok(()) };
+    let (cache, kept) = part.timeline.mla(layer)?;
+    kv.soon(cache, (layer, heads), part.position, part.count, kept)
+}
+
 /// Runs a block of rows `x` (`[rows, hidden]`, normed; row `first` of pass `step` on) through `layer`, appending to the lanes'
 /// caches. Matrices see all rows at once, the attention of a row only its own lane's cache.
 #[allow(clippy::too_many_arguments)]

@@ -284,6 +284,10 @@ fn layers(
                 }
             }
         }
+        let next = dec.layers.iter().enumerate().skip(index + 1).find(|(_, w)| matches!(w.attn, Attn::Mla(_)));
+        if let (Attn::Mla(_), Some((next, _)), Some((_, count))) = (&w.attn, next, blocks(rows).next()) {
+            mla::look_ahead((LayerId(next as u16), cfg.mla.heads), (lanes, kv), count)?;
+        }
         see(pass, layer, Point::AttnOut, out);
         if boundary {
             // The raw stream is banked, and restarts from the attention's output.

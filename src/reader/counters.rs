@@ -156,6 +156,8 @@ pub struct DriveCounters {
     pub digests_checked: u64,
     /// Reads given up because nothing arrived for the whole read timeout.
     pub timeouts: u64,
+    /// Demanded reads that it did not deliver and that were asked for again, elsewhere where there is a choice.
+    pub moved: u64,
     /// Times that demand was told to leave it alone because it is gone, silent or failing.
     pub degraded: u64,
     /// Times that it was because the drive had become too slow to be worth waiting for.
@@ -318,6 +320,7 @@ impl DriveCounters {
             digest_errors: 0,
             digests_checked: 0,
             timeouts: 0,
+            moved: 0,
             degraded: 0,
             shed: 0,
             shed_due: 0,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub enum DispatchPolicy {
     /// The primary copy.
     FirstHit,
-    /// The copies in turn.
+    /// The drives in turn: of those that hold the expert, the one whose turn is longest ago.
     RoundRobin,
     /// The drive with the fewest bytes in flight; ties go to the smaller drive id.
     LeastInflight,
@@ -94,7 +94,7 @@ pub struct Shape {
 /// Makes decisions. Everything it needs is allocated when it is made.
 #[derive(Debug, Default)]
 pub struct Dispatcher {
-    turn: usize,
+    turns: Turns,
     /// Bit d = drive d only serves what no other drive holds; see [`Dispatcher::avoid`].
     avoid: [u64; 3],
     /// By expert of the set: bit d = drive d is a home.
@@ -109,7 +109,7 @@ impl Dispatcher {
     /// For sets of at most `asks` experts over at most `drives` drives (at most 64).
     pub fn new(asks: usize, drives: usize) -> Self {
         Self {
-            turn: 0,
+            turns: Turns { now: 0, last: vec![0; drives] },
             avoid: [0; 3],
             masks: Vec::with_capacity(asks),
             loads: Vec::with_capacity(drives),
@@ -154,7 +154,7 @@ impl Dispatcher {
             for ask in 0..asks {
                 let of = homes(ask);
                 let avoid = self.avoided(of, 0);
-                if let Some(home) = choose_one(policy, &mut self.turn, of, avoid, &self.loads, shape.bytes) {
+                if let Some(home) = choose_one(policy, &mut self.turns, of, avoid, &self.loads, shape.bytes) {
                     self.loads[of[home].index()].in_flight_bytes += u64::from(shape.bytes);
                     self.pieces.push(whole(ask, home, of[home]));
                 }
@@ -201,7 +201,7 @@ impl Dispatcher {
         bytes: u32,
     ) -> Option<usize> {
         let tried = self.avoided(homes, tried);
-        choose_one(policy, &mut self.turn, homes, tried, loads, bytes)
+        choose_one(policy, &mut self.turns, homes, tried, loads, bytes)
     }
 
     /// `tried`, and the homes on drives to be avoided: as many of them as leave something.
@@ -216,9 +216,31 @@ impl Dispatcher {
     }
 }
 
+/// Whose turn it is. By drive and not by copy: the first copy lies on one drive after the other, so that copies in turn would be drives
+/// by chance, and three experts of six on one of three where two would do.
+#[derive(Debug, Default)]
+struct Turns {
+    now: u64,
+    /// By drive, when it last had its turn; 0 = never.
+    last: Vec<u64>,
+}
+
+impl Turns {
+    fn last(&self, drive: DriveId) -> u64 {
+        self.last.get(drive.index()).copied().unwrap_or(0)
+    }
+
+    fn took(&mut self, drive: DriveId) {
+        self.now += 1;
+        if let Some(last) = self.last.get_mut(drive.index()) {
+            *last = self.now;
+        }
+    }
+}
+
 fn choose_one(
     policy: DispatchPolicy,
-    turn: &mut usize,
+    turns: &mut Turns,
     homes: &[DriveId],
     tried: u64,
     loads: &[DriveLoad],
@@ -229,11 +251,9 @@ fn choose_one(
     match policy {
         DispatchPolicy::FirstHit => (0..homes.len()).find(open),
         DispatchPolicy::RoundRobin => {
-            let now = *turn;
-            *turn = now.wrapping_add(1);
-            // the turn of a home that is left out must not always fall to its neighbour
-            let left = (0..homes.len()).filter(open).count();
-            (0..homes.len()).filter(open).nth(now % left.max(1))
+            let home = (0..homes.len()).filter(open).min_by_key(|&i| turns.last(homes[i]))?;
+            turns.took(homes[home]);
+            Some(home)
         }
         DispatchPolicy::LeastInflight => {
             (0..homes.len()).filter(open).min_by_key(|&i| (load(i).in_flight_bytes, homes[i]))
@@ -268,7 +288,7 @@ mod tests {
         let seen: Vec<_> = (0..4).map(|_| turns.again(RoundRobin, &HOMES, 0, &loads([0; 3]), 10).unwrap()).collect();
         assert_eq!(seen, [0, 1, 2, 0]);
         let mut without = || turns.again(RoundRobin, &HOMES, 0b010, &loads([0; 3]), 10).unwrap();
-        assert_eq!([without(), without(), without(), without()], [0, 2, 0, 2], "home 1 has been tried");
+        assert_eq!([without(), without(), without(), without()], [2, 0, 2, 0], "home 1 has been tried");
         assert_eq!(again(RoundRobin, 0b111, [0; 3]), None);
         assert_eq!(again(LeastInflight, 0, [5, 4, 3]), Some(0));
         assert_eq!(again(LeastInflight, 0, [5, 4, 6]), Some(2));
@@ -303,6 +323,24 @@ mod tests {
             let of = |home: usize| HOMES[home];
             let next = dispatcher.again(policy, &HOMES, 0b100, &loads([0, 99, 0]), 10).map(of);
             assert_eq!(next, Some(DriveId(2)), "{}", policy.name());
+        }
+    }
+
+    #[test]
+    fn drives_have_their_turn_whoever_holds_the_first_copy() {
+        let shape = Shape { bytes: 10, block_bytes: 4096 };
+        let mirror: [[DriveId; 3]; 3] = [0, 1, 2].map(|first| [0, 1, 2].map(|d| DriveId((first + d) % 3)));
+        let mut mix = crate::stats::SplitMix64::new(3);
+        for avoid in [0, 0b100] {
+            let mut dispatcher = Dispatcher::new(6, 3);
+            dispatcher.avoid([avoid, 0, 0]);
+            for _ in 0..50 {
+                let first: [u64; 6] = std::array::from_fn(|_| mix.next_u64() % 3);
+                let homes = |ask: usize| &mirror[first[ask] as usize][..];
+                let pieces = dispatcher.decide(DispatchPolicy::RoundRobin, true, 6, homes, shape, &loads([0; 3]));
+                let on = |drive| pieces.iter().filter(|p| p.drive == DriveId(drive)).count();
+                assert_eq!([on(0), on(1), on(2)], if avoid == 0 { [2, 2, 2] } else { [3, 3, 0] });
+            }
         }
     }
 

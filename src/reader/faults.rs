@@ -105,7 +105,10 @@ impl ExpertReader {
             self.unpark(want);
             match self.retry.iter_mut().find(|r| r.want == want) {
                 Some(retry) => retry.tried |= silent,
-                None => self.retry.push(Retry { want, part: whole, tried: silent, slot: None }),
+                None => {
+                    let from = event.drive;
+                    self.retry.push(Retry { want, part: whole, tried: silent, from, slot: None });
+                }
             }
             if self.homes_left(&event, silent) == 0 {
                 lost = Some(event);

@@ -103,7 +103,8 @@ impl ExpertReader {
         if failure.is_our_bug() || self.homes_left(&job.event, job.tried) == 0 {
             return Err(SourceError::Read(self.describe(&job.event, &self.reason(failure, job.part.len, &job.event))));
         }
-        self.retry.push(Retry { want: job.want, part: job.part, tried: job.tried, slot: Some(slot) });
+        let from = job.event.drive;
+        self.retry.push(Retry { want: job.want, part: job.part, tried: job.tried, from, slot: Some(slot) });
         Ok(())
     }
 
@@ -150,7 +151,8 @@ impl ExpertReader {
             }
             // Nobody knows whose part was bad: every home may be tried, one at a time.
             self.handle.lock().counters.split_digest_errors += 1;
-            self.retry.push(Retry { want: job.want, part: self.whole(), tried: 0, slot: Some(slot) });
+            let from = job.event.drive;
+            self.retry.push(Retry { want: job.want, part: self.whole(), tried: 0, from, slot: Some(slot) });
             return Ok(());
         }
         self.health[job.event.drive.index()].good();

@@ -154,7 +154,7 @@ impl ExpertReader {
 
     /// Issues a read again, on a home that has not been tried.
     fn repeat(&mut self, opened: &Opened, retry: Retry, slot: Slot) -> Result<(), SourceError> {
-        let Retry { want, part, tried, .. } = retry;
+        let Retry { want, part, tried, from, .. } = retry;
         fill_loads(&self.rates, &self.in_flight, &mut self.loads);
         let policy = self.policy();
         self.dispatcher.avoid(self.left_alone());
@@ -163,7 +163,11 @@ impl ExpertReader {
         let Some(home) = self.dispatcher.again(policy, homes, tried, &self.loads, part.len) else {
             return Err(SourceError::Read(format!("{}-{expert}: no copy is left to read", opened.layer)));
         };
-        self.handle.lock().counters.failovers += 1;
+        {
+            let counters = &mut self.handle.lock().counters;
+            counters.failovers += 1;
+            counters.drives[from.index()].moved += 1;
+        }
         self.place(opened, Order { want, part, home, tried, rival: None }, slot)
     }
 

@@ -3,7 +3,7 @@
 use super::limit::{ReadLimit, Waiting};
 use super::open::OpenedDrive;
 use crate::clock::Clock;
-use crate::ids::ExpertId;
+use crate::ids::{DriveId, ExpertId};
 use crate::io::{IoEngine, ReadRequest, Slot};
 use crate::source::Lease;
 use crate::store::manifest::Digest;
@@ -161,6 +161,8 @@ pub(super) struct Retry {
     pub(super) want: u32,
     pub(super) part: Part,
     pub(super) tried: u64,
+    /// The drive that did not deliver it.
+    pub(super) from: DriveId,
     /// Where its bytes go; `None` = a new slot.
     pub(super) slot: Option<Slot>,
 }

@@ -53,6 +53,10 @@ pub struct KvFileCounters {
     pub read_bytes: u64,
     /// Bytes of them that were read for nothing.
     pub unused_bytes: u64,
+    /// Blocks whose reads began before the turn of the layer that asks for them, and those of them that it then asked for.
+    pub ahead_blocks: u64,
+    /// See `ahead_blocks`.
+    pub ahead_used: u64,
     /// Bytes read for snapshots, apart from the others.
     pub copied_bytes: u64,
     /// Reads and writes went past the page cache.
@@ -113,6 +117,8 @@ pub struct KvFile {
     read_bytes: u64,
     current: Option<(usize, Slot)>,
     pending: Option<(usize, Pending)>,
+    /// What is on its way began before its layer's turn.
+    early: bool,
     /// Pass and layer that blocks are for.
     of: (u64, LayerId),
     drive: DriveId,
@@ -170,6 +176,7 @@ impl KvFile {
             read_bytes,
             current: None,
             pending: None,
+            early: false,
             of: (0, LayerId(0)),
             drive,
             clock,
@@ -239,10 +246,12 @@ impl KvFile {
                 outcome: if used { Outcome::Demand } else { Outcome::Wasted },
             });
         };
+        let early = std::mem::take(&mut self.early);
         let slot = self.engine.finish(pending, &read_at, event)?;
         self.blocks.bytes += self.block_bytes;
         let mut shared = lock(&self.shared);
         shared.counters.read_bytes += self.block_bytes;
+        shared.counters.ahead_used += u64::from(early && used);
         if !used {
             self.blocks.unused_bytes += self.block_bytes;
             shared.counters.unused_bytes += self.block_bytes;
@@ -261,7 +270,9 @@ impl KvFile {
 
     fn why(&self, what: &str, offset: u64, e: &io::Error) -> SourceError {
         let hint = match e.kind() {
-            ErrorKind::StorageFull => "; make room there, or give --kv-dir on another drive",
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+                "; make room there, or give --kv-dir on another drive; with --snapshot-every, --resume goes on from the last snapshot"
+            }
             _ => "",
         };
         SourceError::Read(format!("{}: {what} at offset {offset} of {}: {e}{hint}", self.path.display(), WORDING.of))
@@ -352,6 +363,17 @@ impl BlockStore for KvFile {
     fn reads_are_for(&mut self, step: u64, layer: LayerId) {
         self.of = (step, layer);
     }
+
+    fn soon(&mut self, block: usize) -> Result<(), SourceError> {
+        let at_hand = self.current.as_ref().is_some_and(|(at_hand, _)| *at_hand == block);
+        if at_hand || self.pending.is_some() {
+            return Ok(());
+        }
+        self.begin(block)?;
+        self.early = true;
+        lock(&self.shared).counters.ahead_blocks += 1;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -390,23 +412,37 @@ mod tests {
             assert!(file.block(block, Some(next)).unwrap()[..payload] == bytes(block, payload), "{block}");
         }
         assert!(file.block(3, None).unwrap()[..payload] == bytes(3, payload));
+        file.soon(3).unwrap();
         let counted = handle.counters();
+        assert_eq!(counted.ahead_blocks, 0, "it is at hand");
         assert_eq!((counted.read_bytes, counted.unused_bytes, counted.written_blocks), (7 * size, 0, 4));
+        file.soon(1).unwrap();
+        file.soon(2).unwrap();
+        assert!(file.block(1, None).unwrap()[..payload] == bytes(1, payload));
+        let counted = handle.counters();
+        assert_eq!((counted.ahead_blocks, counted.ahead_used, counted.read_bytes), (1, 1, 8 * size));
+        file.soon(2).unwrap();
         file.put(3, &bytes(8, payload)).unwrap();
+        let counted = handle.counters();
+        assert_eq!(
+            (counted.ahead_blocks, counted.ahead_used, counted.unused_bytes),
+            (2, 1, size),
+            "nobody asked for it"
+        );
         assert!(file.block(3, Some(0)).unwrap()[..payload] == bytes(8, payload), "not what was at hand");
         file.settle();
         let mut copy = vec![0; payload];
         file.copy(2, &mut copy).unwrap();
         assert!(copy == bytes(2, payload));
         let (counted, reads) = (handle.counters(), handle.take_reads());
-        assert_eq!((counted.unused_bytes, counted.copied_bytes), (size, payload as u64));
+        assert_eq!((counted.unused_bytes, counted.copied_bytes), (2 * size, payload as u64));
         assert_eq!((counted.reads, counted.lost_reads), (reads.len() as u64, 0));
         assert_eq!(reads.iter().map(|r| r.bytes).sum::<u64>(), counted.read_bytes);
         assert!(
             reads.iter().all(|r| (r.step, r.layer, r.drive, r.purpose) == (9, LayerId(5), DriveId(3), Purpose::Kv))
         );
         assert!(reads.iter().all(|r| r.parts == 2 && r.submitted_ns <= r.completed_ns));
-        assert_eq!(reads.iter().filter(|r| r.outcome == Outcome::Wasted).count(), 2);
+        assert_eq!(reads.iter().filter(|r| r.outcome == Outcome::Wasted).count(), 4);
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! name = "mirror"
 //! plan = "mirror"                                # a plan of [setup], or a file
 //! reader = { dispatch = "split" }
+//! # kv = { kv_ram_bytes = 40000, kv_dir = "amber" }    # a drive of [setup], or a folder
 //!
 //! [assert]
 //! fired = { mirror = ["split", "replicas"] }     # by arm, or `all`
@@ -216,6 +217,7 @@ fn read_arm(
     collect_given(&whole, &mut given);
     let mut config: RunConfig =
         toml::Value::Table(whole).try_into().map_err(|e: toml::de::Error| fault(&with_nearest(&e.to_string())))?;
+    let kv_drive = setup.zip(config.kv.kv_dir.as_deref()).and_then(|(setup, dir)| setup.drive_folder(dir));
     let reader = &mut config.reader;
     for path in [
         &mut config.drives,
@@ -231,6 +233,7 @@ fn read_arm(
     ] {
         *path = path.take().map(|p| beside(folder, &p));
     }
+    config.kv.kv_dir = kv_drive.or(config.kv.kv_dir.take());
     if config.store.as_os_str().is_empty() {
         config.store = setup.filter(|s| s.checkpoint.is_some()).map(Setup::store).unwrap_or_default();
     } else if setup.is_some_and(|s| s.checkpoint.is_some()) {

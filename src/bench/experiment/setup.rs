@@ -95,6 +95,11 @@ impl Setup {
         self.folder.join(format!("{name}.plan.json"))
     }
 
+    /// Where the drive of this name is, if there is one.
+    pub(super) fn drive_folder(&self, name: &Path) -> Option<PathBuf> {
+        self.drives.iter().find(|d| Path::new(&d.name) == name).map(|d| d.path.clone())
+    }
+
     /// Some of its drives, in the order asked for.
     pub(super) fn some_drives(&self, names: Option<&[String]>, of: &str) -> Result<Vec<DriveSpec>, CampaignError> {
         let Some(names) = names else { return Ok(self.drives.clone()) };
