@@ -125,6 +125,8 @@ pub mod stats;
 
 pub mod sys;
 
+pub mod files;
+
 pub mod source;
 
 pub mod model;

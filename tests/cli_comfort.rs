@@ -168,6 +168,27 @@ fn mistakes_of_a_new_user_are_answered_with_what_to_do() {
     refused(argodrive(["stage", "nope.json"]).current_dir(&dir), &["plan nope.json", "argodrive plan --out"]);
     refused(argodrive(["trace", "report"]).arg(dir.path()), &["trace.json", "decode --trace"]);
     refused(argodrive(["ab", "a.toml", "b.toml"]).current_dir(&dir), &["a.toml: no such file", "decode --config"]);
+    // a file of another kind is called by its name
+    refused(&mut plan("drives.toml"), &["--policy drives.toml: this is a drives file", "give a layout policy"]);
+    refused(argodrive(["drives", "--drives"]).arg(policy("full-mirror")), &["this is a layout policy", "[[drive]]"]);
+    refused(argodrive(["drives", "--drives"]).arg(dir.path()), &["this is a folder; give a file"]);
+    let empty = at("empty", "");
+    refused(argodrive(["drives", "--drives"]).arg(&empty), &["empty: the file is empty", "[[drive]]"]);
+    refused(argodrive(["drives", "--drives", "none.toml"]).current_dir(&dir), &["drives file none.toml", "[[drive]]"]);
+    let manifest = store.join("store.json");
+    refused(argodrive(["heat", "--out", "h.json", "--merge"]).arg(&manifest), &["this is the manifest of a store"]);
+    refused(
+        argodrive(["decode", "--prompt", "a", "--store"]).arg(&manifest),
+        &["store.json: this is a file", "folder"],
+    );
+    refused(argodrive(["trace", "report"]).arg(&empty), &["decode --trace"]);
+    refused(argodrive(["results"]).arg(&empty), &["no record", "give a results folder"]);
+    refused(argodrive(["results", "plot"]).arg(dir.path()), &["experiment.json", "ladder.json", "one ladder"]);
+    refused(argodrive(["adopt", "none", "--checkpoint", "x"]).current_dir(&dir), &["none: no such folder", ".bin"]);
+    refused(
+        argodrive(["estimate", "none", "--drives"]).arg(&toml).args(["--ram", "8GB"]).current_dir(&dir),
+        &["none: no such file", "config.json"],
+    );
     let config = at("run.toml", "[reader]\ndispatch = \"splt\"\n");
     refused(argodrive(["decode", "--config"]).arg(&config), &["run.toml", "did you mean `split`?"]);
     for (args, words) in [

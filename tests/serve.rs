@@ -280,6 +280,49 @@ fn a_growing_chat_is_read_on_from_where_it_stood_and_says_the_same() {
 }
 
 #[test]
+fn chats_that_take_turns_keep_their_places_while_there_is_room() {
+    let turn = |s: &Server, messages: &[Value]| {
+        let reply = s.chat(json!({"messages": messages, "max_tokens": 12, "temperature": 0.9, "seed": 3}));
+        let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (text_of(&reply), cached)
+    };
+    let more = |chat: &mut Vec<Value>, said: &str| {
+        chat.extend([json!({"role": "assistant", "content": said}), user("And then?")]);
+    };
+    let talk = |s: &Server| {
+        let mut chats = ["Tell me a short story about a fox.", "What is 17 + 25?"].map(|text| vec![user(text)]);
+        let (mut texts, mut cached) = (Vec::new(), Vec::new());
+        for at in [0, 1, 0, 1, 1, 0] {
+            let (text, held) = turn(s, &chats[at]);
+            more(&mut chats[at], &text);
+            texts.push(text);
+            cached.push(held);
+        }
+        (texts, cached, chats)
+    };
+    let (two, one) =
+        (Server::start(mini_store(), &["--sessions", "2"]), Server::start(mini_store(), &["--sessions", "1"]));
+    let ((texts, cached, chats), (alone, pushed_out, _)) = (talk(&two), talk(&one));
+    assert_eq!(texts, alone, "a text does not depend on what was kept");
+    assert!(cached[..2] == [0, 0] && cached[2..].iter().all(|c| *c > 0), "{cached:?}");
+    assert!(pushed_out[..4] == [0; 4] && pushed_out[4] > 0 && pushed_out[5] == 0, "{pushed_out:?}");
+    let seen =
+        |s: &Server| ["kept", "limit", "evicted_total"].map(|what| s.metric(&format!("argodrive_sessions_{what}")));
+    assert_eq!((seen(&two), seen(&one)), ([2.0, 2.0, 0.0], [1.0, 1.0, 4.0]));
+    assert!(two.metric("argodrive_sessions_bytes") > one.metric("argodrive_sessions_bytes"));
+    // texts whose older rows are on a drive, each in blocks of its own, and whose rows are taken back
+    let spilled = ["--sessions", "2", "--kv-ram", "100KB", "--speculate", "ngram"];
+    let spilled = Server::start(mini_store(), &spilled);
+    let (alike, held, _) = talk(&spilled);
+    assert_eq!((alike, held, seen(&spilled)), (texts, cached, seen(&two)));
+    // a third one takes the place of the one that was silent for longest
+    assert_eq!(turn(&two, &[user("Name a colour.")]).1, 0);
+    assert!(turn(&two, &chats[0]).1 > 0);
+    assert_eq!(turn(&two, &chats[1]).1, 0);
+    assert_eq!(seen(&two), [2.0, 2.0, 2.0]);
+}
+
+#[test]
 fn metrics_are_those_of_the_reader() {
     let s = Server::start(mini_store(), &["--cache-bytes", "4MiB"]);
     s.complete(json!({"prompt": STORY, "max_tokens": 6, "temperature": 0}));
@@ -303,4 +346,10 @@ fn metrics_are_those_of_the_reader() {
     assert_eq!(s.metric("argodrive_time_to_first_token_seconds_count"), 1.0);
     assert_eq!(s.metric("argodrive_http_requests_total{route=\"/v1/completions\",code=\"200\"}"), 1.0);
     assert_eq!((s.metric("argodrive_queue_waiting"), s.metric("argodrive_queue_capacity")), (0.0, 8.0));
+    // what the page is fed with
+    assert!(s.get("/api/live?since=0").json()["fine"].is_null(), "only for whoever asks");
+    let fine = &s.get("/api/live?since=0&fine=1").json()["fine"];
+    assert_eq!((&fine["step_ms"], &fine["lost"]), (&json!(10), &json!(0)));
+    let drives = fine["bytes"].as_array().unwrap();
+    assert!(drives.len() == 1 && (1..=600).contains(&drives[0].as_array().unwrap().len()), "{fine}");
 }

@@ -6,7 +6,7 @@ mod served;
 
 use prepared::{Drives, argodrive, dense_store, easy_pace, folder, mini_store, refused, tiny_store};
 use serde_json::{Value, json};
-use served::{Server, read_reply, wait_for_text};
+use served::{Server, read_all, read_reply, split_reply, wait_for_text};
 
 /// A server whose drive is emulated as so slow that a text of any length is still at work when a test has looked.
 fn slow(more: &[&str]) -> (Drives, Server) {
@@ -107,6 +107,51 @@ fn a_key_is_asked_for_everywhere_but_for_health() {
 }
 
 #[test]
+fn clients_that_send_half_or_nothing_are_cut_off() {
+    let s = Server::start(dense_store(), &["--request-timeout", "300ms", "--keep-alive", "300ms"]);
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let body = json!({"model": "model", "prompt": "fn main", "max_tokens": 2}).to_string();
+    let whole = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+    // half a head, half a body
+    for sent in [&whole[..30], &whole[..whole.len() - 9]] {
+        let reply = read_reply(s.raw(sent.as_bytes()));
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (408, &json!("request_timeout")), "{sent:?}");
+    }
+    assert!(read_all(s.raw(b"")).is_empty(), "whoever says nothing is told nothing");
+    // a whole request is answered, and the connection ends for want of another one
+    let (reply, rest) = split_reply(&read_all(s.raw(whole.as_bytes())));
+    assert_eq!((reply.status, rest), (200, 0));
+    assert!(reply.header("connection").is_none(), "it could have been used again");
+    let late = |with: &str| s.metric(&format!("argodrive_clients_too_slow_total{{with=\"{with}\"}}"));
+    assert_eq!([late("head"), late("body"), late("reply")], [1.0, 1.0, 0.0]);
+    // two requests over one connection
+    let twice = read_all(s.raw(format!("{whole}{whole}").as_bytes()));
+    let (first, rest) = split_reply(&twice);
+    let (second, none) = split_reply(&twice[twice.len() - rest..]);
+    assert_eq!((first.status, second.status, none), (200, 200, 0));
+}
+
+#[test]
+fn more_connections_than_may_be_are_told_to_come_again() {
+    let s = Server::start(dense_store(), &["--max-connections", "2"]);
+    let held = [s.raw(b""), s.raw(b"GET /metrics HTTP/1.1\r\n")];
+    for _ in 0..3 {
+        let reply = s.get("/health");
+        assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")));
+        assert_eq!(reply.json()["error"]["code"], "too_many_connections");
+    }
+    // who was let in is served
+    let [first, mut second] = held;
+    std::io::Write::write_all(&mut second, b"Host: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let page = read_reply(second).body;
+    for line in ["connections_open 2", "connections_limit 2", "connections_refused_total 3"] {
+        assert!(page.contains(&format!("\nargodrive_{line}\n")), "{line}: {page}");
+    }
+    drop(first);
+    s.until("argodrive_connections_open", 1.0); // the one that asks
+}
+
+#[test]
 fn what_only_some_chat_forms_know_is_taken_where_they_do() {
     let s = Server::start(tiny_store(), &[]);
     let ask = |more: Value| {
@@ -140,6 +185,9 @@ fn flags_that_would_expose_or_do_nothing_are_refused() {
     refused(&mut serve(&["--api-key-file", "no/such/file"]), &["--api-key-file", "no/such/file"]);
     refused(&mut serve(&["--listen", "192.0.2.1:0", "--no-key-needed"]), &["--listen", "192.0.2.1:0"]);
     refused(&mut serve(&["--max-body", "0"]), &["--max-body"]);
+    refused(&mut serve(&["--max-connections", "0"]), &["--max-connections"]);
+    refused(&mut serve(&["--sessions", "0"]), &["--sessions 0"]);
+    refused(&mut serve(&["--request-timeout", "0s"]), &["--request-timeout"]);
     refused(&mut serve(&["--name", " "]), &["--name"]);
     refused(&mut serve(&["--prefetch-depth", "2"]), &["prefetch_depth does nothing without prefetch"]);
     refused(&mut serve(&["--resident", "--queue-depth", "2"]), &["resident", "queue_depth"]);

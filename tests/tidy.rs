@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// Modules bottom up: each may use only those before it (ARCHITECTURE.md).
 const ORDER: &[&str] = &[
-    "sync", "ids", "knob", "clock", "bound", "stats", "sys", "source", "model", "store", "drive", "io", "layout",
-    "stage", "trace", "reader", "replay", "decode", "open", "bench", "report", "serve", "cli",
+    "sync", "ids", "knob", "clock", "bound", "stats", "sys", "files", "source", "model", "store", "drive", "io",
+    "layout", "stage", "trace", "reader", "replay", "decode", "open", "bench", "report", "serve", "cli",
 ];
 const MAX_LINES: usize = 500;
 /// Where `unsafe` is allowed.

@@ -11,6 +11,7 @@ use super::snapshots::{self, SnapshotOptions};
 use crate::decode::SpeculateOptions;
 use crate::decode::kernels::pool::MAX_THREADS;
 use crate::decode::sampler::SamplerOptions;
+use crate::files::{self, Kind};
 use crate::knob::Knob;
 use crate::reader::{PrefetchPolicy, PrefetchPool, ReaderOptions};
 use serde::{Deserialize, Serialize};
@@ -191,7 +192,8 @@ impl Asked {
         if len > MAX_CONFIG_BYTES {
             return Err(syntax(format!("{len} bytes; a configuration has at most {MAX_CONFIG_BYTES}")));
         }
-        let text = std::fs::read_to_string(path).map_err(io)?;
+        let text = files::read_text(path).map_err(io)?;
+        let syntax = |reason: String| syntax(files::instead(&text, Kind::Settings).unwrap_or(reason));
         if path.extension().is_some_and(|e| e == "json") {
             return Self::from_record(&text).map_err(syntax);
         }
@@ -383,7 +385,7 @@ fn read_table(path: &Path) -> Result<toml::Table, String> {
     if len > MAX_CONFIG_BYTES {
         return Err(format!("{len} bytes; a profile has at most {MAX_CONFIG_BYTES}"));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+    let text = files::read_text(path).map_err(|e| e.to_string())?;
     if text.trim_start().starts_with('{') {
         return Err("JSON: a run profile is TOML; what `ceiling` measured of drives is another thing".into());
     }

@@ -148,12 +148,24 @@ pub fn check_run(model: &Model, config: &RunConfig, prompts: &[usize]) -> Result
     check_loaded(model, config, prompts, false)
 }
 
-/// The same for a text that later ones may go on from.
-pub fn check_turn(model: &Model, config: &RunConfig, prompt: usize) -> Result<(), String> {
-    check_loaded(model, config, &[prompt], true)
+/// The same for a text that later ones may go on from, in a process that has begun: `held` is what it has taken already of what
+/// a run takes, `kept` what stays taken beside the text.
+pub fn check_turn(model: &Model, config: &RunConfig, prompt: usize, (held, kept): (u64, u64)) -> Result<(), String> {
+    let available = available_bytes().map(|now| now.saturating_add(held).saturating_sub(kept));
+    check_loaded_against(model, config, &[prompt], true, available)
 }
 
 fn check_loaded(model: &Model, config: &RunConfig, prompts: &[usize], marks: bool) -> Result<(), String> {
+    check_loaded_against(model, config, prompts, marks, available_bytes())
+}
+
+fn check_loaded_against(
+    model: &Model,
+    config: &RunConfig,
+    prompts: &[usize],
+    marks: bool,
+    available: Option<u64>,
+) -> Result<(), String> {
     let cfg = model.decoder.config();
     let context = match (config.model.max_context, config.prompts.is_some()) {
         (_, true) => prompts.iter().max().unwrap_or(&0).saturating_add(config.max_new),
@@ -170,7 +182,9 @@ fn check_loaded(model: &Model, config: &RunConfig, prompts: &[usize], marks: boo
     let draft = draft.as_ref().map(|(config, trunk_bytes)| DraftSize { config, trunk_bytes: *trunk_bytes });
     // two buffers, of which one is used while the other is filled
     let trunk_bytes = model.decoder.blocks().map_or(0, |b| b.largest_bytes().saturating_mul(2));
-    check(model.decoder.config(), Extra { draft, trunk_bytes, marks }, config, prompts)
+    let extra = Extra { draft, trunk_bytes, marks };
+    let load = Load::of(config, prompts);
+    available.map_or(Ok(()), |available| check_against(cfg, extra, config, load, available))
 }
 
 /// Says what is too large and what would fit, or nothing where the system does not tell how much memory there is. `prompts`

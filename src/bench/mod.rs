@@ -29,6 +29,7 @@ pub mod experiment;
 pub mod fits;
 pub mod guards;
 pub mod inputs;
+pub mod keeping;
 pub mod kv;
 pub mod ladder;
 pub mod model_options;

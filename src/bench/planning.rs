@@ -3,6 +3,7 @@
 use super::config::RunConfig;
 use crate::drive::profile::{Profile, ProfileError};
 use crate::drive::spec::{self, DriveSpec, SpecError};
+use crate::files::{self, Kind};
 use crate::layout::drives::{DriveFacts, DriveSet, JointRate};
 use crate::layout::plan::{Plan, PlanError};
 use crate::layout::policy::PolicyFile;
@@ -45,8 +46,12 @@ pub enum PlanningError {
 /// Reads and checks a plan file.
 pub fn read_plan(path: &Path) -> Result<Plan, PlanningError> {
     let fault = |reason: String| PlanningError::File { path: path.to_path_buf(), reason };
-    let text = std::fs::read_to_string(path).map_err(|e| fault(e.to_string()))?;
-    Plan::parse(&text).map_err(|e| fault(e.to_string()))
+    let text = files::read_text(path).map_err(|e| fault(format!("{e}; give {}", Kind::Plan.name())))?;
+    let other = |e: PlanError| match files::instead(&text, Kind::Plan) {
+        Some(other) => fault(format!("not a valid plan: {other}")),
+        None => fault(e.to_string()),
+    };
+    Plan::parse(&text).map_err(other)
 }
 
 /// Plan and mounts of a configuration: those of its files, or the store as the one drive. `None` when nothing streams.

@@ -3,8 +3,9 @@
 //! text is the shorter the more expert bytes a token needs.
 
 use crate::clock::Clock;
-use crate::decode::{DecodeError, Decoder, GuessSource, LogitError, Logits, Session, SessionOptions};
+use crate::decode::{DecodeError, Decoder, GuessSource, LogitError, Logits, Observer, Point, Session, SessionOptions};
 use crate::drive::spec::DriveSpec;
+use crate::ids::LayerId;
 use crate::layout::plan::{Plan, PlanDrive, PlanError};
 use crate::layout::planner::{self, Catalog};
 use crate::layout::policy::Policy;
@@ -53,11 +54,12 @@ pub enum MeasureError {
 }
 
 /// How far the logits of the store's trunk are from those of the trunk of `checkpoint`. Experts come from the drives of `streamed`,
-/// or from the store itself.
+/// or from the store itself. `passed` hears how many layers have been passed, of how many.
 pub fn measure(
     checkpoint: &Path,
     store: &Path,
     streamed: Option<(&Plan, &[DriveSpec])>,
+    passed: &mut dyn FnMut(usize, usize),
 ) -> Result<TrunkError, MeasureError> {
     let source = Checkpoint::open(checkpoint)?;
     let manifest = StoreManifest::open(store)?;
@@ -65,7 +67,8 @@ pub fn measure(
     let tokens = text(store, &config);
     let own = own_plan(store, &manifest)?;
     let experts = streamed.or_else(|| own.as_ref().map(|(plan, mounts)| (plan, mounts.as_slice())));
-    let logits = |trunk: Trunk| -> Result<Vec<f32>, MeasureError> {
+    let mut layers = Layers { done: 0, all: 2 * config.layers.len(), passed };
+    let mut logits = |trunk: Trunk| -> Result<Vec<f32>, MeasureError> {
         let decoder = Decoder::load(config.clone(), Arc::new(trunk))?;
         let clock = Clock::start();
         let rows = tokens.len();
@@ -77,11 +80,27 @@ pub fn measure(
             }
             None => Box::new(NoExperts),
         };
-        Ok(session.forward(&tokens, Phase::Prefill, source.as_mut(), Logits::All, None)?.to_vec())
+        Ok(session.forward(&tokens, Phase::Prefill, source.as_mut(), Logits::All, Some(&mut layers))?.to_vec())
     };
     let exact = logits(Trunk::of_checkpoint(&source)?)?;
     let stored = logits(Trunk::open(store, &manifest)?)?;
     Ok(LogitError::between(&exact, &stored, config.vocab_size).into())
+}
+
+/// Counts the layers that passes have gone through.
+struct Layers<'a> {
+    done: usize,
+    all: usize,
+    passed: &'a mut dyn FnMut(usize, usize),
+}
+
+impl Observer for Layers<'_> {
+    fn values(&mut self, _layer: LayerId, point: Point, _values: &[f32]) {
+        if point == Point::Out {
+            self.done += 1;
+            (self.passed)(self.done, self.all);
+        }
+    }
 }
 
 /// Most tokens that one reading may have, so that its expert bytes stay bounded; at least one.

@@ -33,6 +33,12 @@ pub struct Args {
 
 /// Adopts and prints what is there now.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if !args.experts.is_dir() {
+        bail!(
+            "{}: no such folder; give the one that holds a file L<layer>-E<expert>.bin for each expert",
+            args.experts.display()
+        );
+    }
     let store = match (&args.store, args.experts.canonicalize()) {
         (Some(store), _) => store.clone(),
         (None, Ok(folder)) => match folder.parent() {

@@ -44,7 +44,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut sampler = Sampler::new(config.sampler)?;
     let draft = turns::draft_of(&model, config)?;
     let streamed = plan_and_mounts(&model, &asked)?;
-    let mut turns = Turns::open(&model, config, draft.as_ref(), streamed.as_ref())?;
+    let mut turns = Turns::open(&model, config, draft.as_ref(), streamed.as_ref(), 1)?;
     let interrupted = interrupt_flag()?;
     let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new(Role::System, s.clone())).collect();
     let mut next_message = args.message.clone();

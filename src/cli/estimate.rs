@@ -3,7 +3,7 @@
 use super::heat::read_heat;
 use super::plan::{read_policy, read_profile};
 use super::verdict::wrapped;
-use super::{WIDTH, print, print_json};
+use super::{Reading, WIDTH, print, print_json};
 use crate::bench::estimate::{Estimate, Question, RateSource, estimate};
 use crate::bench::estimate_bytes::MemoryAsked;
 use crate::bench::model_options::ModelOptions;
@@ -11,6 +11,7 @@ use crate::decode::generate::DEFAULT_PIECE_ROWS;
 use crate::decode::kernels::pool::MAX_THREADS;
 use crate::drive::spec;
 use crate::drive::units::{parse_bytes, parse_rate};
+use crate::files::{self, Kind};
 use crate::model::checkpoint::{CONFIG_FILE, parse_config, read_bounded};
 use crate::report::table::{Align, Table};
 use crate::report::units;
@@ -104,7 +105,16 @@ fn parse_share(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let path = if args.config.is_dir() { args.config.join(CONFIG_FILE) } else { args.config.clone() };
-    let config = parse_config(&path, &read_bounded(&path, MAX_CONFIG_BYTES)?)?;
+    if !path.exists() {
+        bail!("{}: no such file; give a model's config.json, or the folder that holds it", path.display());
+    }
+    let bytes = read_bounded(&path, MAX_CONFIG_BYTES)?;
+    let config = parse_config(&path, &bytes).map_err(|e| {
+        match files::instead(&String::from_utf8_lossy(&bytes), Kind::Model) {
+            Some(other) => anyhow::anyhow!("{}: {other}", path.display()),
+            None => e.into(),
+        }
+    })?;
     let longest = config.max_position_embeddings;
     for (flag, list) in [("--context", &args.context), ("--tokens", &args.tokens)] {
         if let Some(tokens) = list.iter().find(|t| **t > longest) {
@@ -143,7 +153,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         memory_bandwidth: args.memory_bandwidth,
         copy_rates: &args.copy_rate,
     };
-    let answer = estimate(&question)?;
+    let working = Reading::planning("estimating");
+    let answer = estimate(&question);
+    drop(working);
+    let answer = answer?;
     if args.json {
         let mut object = serde_json::to_value(&answer)?;
         object["config"] = serde_json::json!(path);

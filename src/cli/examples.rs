@@ -96,6 +96,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "argodrive serve --store /fast/store",
             "argodrive serve --store /fast/store --plan plan.json --listen 0.0.0.0:8080 --api-key-file key.txt",
+            "argodrive serve --store /fast/store --sessions 8 --max-connections 64",
         ],
     ),
     (

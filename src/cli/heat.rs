@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::decode::generate::{Request, generate_observed};
 use crate::decode::observe::{Observer, Route};
 use crate::decode::sampler::Sampler;
+use crate::files::{self, Kind};
 use crate::ids::{ExpertId, LayerId};
 use crate::layout::heat::{DEFAULT_DOMAIN, Heat, Part, Source};
 use crate::layout::heat_build::{HeatBuilder, merge};
@@ -112,7 +113,11 @@ fn parse_format(text: &str) -> Result<RouteFormat, String> {
 
 /// Reads a heat file.
 pub(super) fn read_heat(path: &Path) -> Result<Heat> {
-    Heat::parse(&read_text(path)?).with_context(|| path.display().to_string())
+    let text = read_text(path)?;
+    Heat::parse(&text).map_err(|e| match files::instead(&text, Kind::Heat) {
+        Some(other) => anyhow::anyhow!("{}: {other}", path.display()),
+        None => anyhow::Error::new(e).context(path.display().to_string()),
+    })
 }
 
 pub(super) fn read_text(path: &Path) -> Result<String> {
@@ -120,7 +125,7 @@ pub(super) fn read_text(path: &Path) -> Result<String> {
     if bytes > MAX_FILE_BYTES {
         bail!("{}: {bytes} bytes; at most {MAX_FILE_BYTES} are read, split the file and merge", path.display());
     }
-    std::fs::read_to_string(path).with_context(|| path.display().to_string())
+    files::read_text(path).with_context(|| path.display().to_string())
 }
 
 /// Runs the command.

@@ -1,7 +1,7 @@
 //! `argodrive import`: a checkpoint becomes a store.
 
 use super::verdict::wrapped;
-use super::{ByteBar, plan as plan_command, print, print_json, remark, stage, status};
+use super::{ByteBar, Steps, plan as plan_command, print, print_json, remark, stage, status};
 use crate::bench::trunk_error;
 use crate::drive::spec::DriveSpec;
 use crate::layout::plan::Plan;
@@ -130,7 +130,9 @@ pub(super) fn measure_trunk(
         return Ok(());
     }
     status("decoding a few tokens with both trunks, to see what int8 does to logits");
-    let measured = trunk_error::measure(checkpoint, store, streamed);
+    let mut steps = Steps::default();
+    let mut show = |done, all| steps.show(done, all, &format!("what int8 does to logits: layer {done} of {all}"));
+    let measured = trunk_error::measure(checkpoint, store, streamed, &mut show);
     status("");
     manifest.trunk_error = Some(measured.context(
         "the store is complete, but what its int8 trunk does to the logits could not be measured; run the same command again",

@@ -3,12 +3,13 @@
 use super::heat::read_heat;
 use super::run_args::device_inputs;
 use super::verdict::wrapped;
-use super::{WIDTH, print, print_json, remark};
+use super::{Reading, WIDTH, print, print_json, remark};
 use crate::bench::config::with_nearest;
 use crate::bench::inputs::digest;
 use crate::bench::planning::drive_set;
 use crate::drive::profile::Profile;
 use crate::drive::spec::{self, DriveSpec};
+use crate::files::{self, Kind};
 use crate::ids::{DriveId, LayerId};
 use crate::layout::drives::DriveSet;
 use crate::layout::heat::Heat;
@@ -108,16 +109,22 @@ pub(super) fn plan_drives(specs: &[DriveSpec]) -> Vec<PlanDrive> {
 /// Reads a policy file; its hash goes into the plan.
 pub(super) fn read_policy(path: &Path) -> Result<(PolicyFile, BTreeMap<String, String>)> {
     let no_file = || format!("--policy {} (a TOML file, such as layouts/full-mirror.toml)", path.display());
-    let text = std::fs::read_to_string(path).with_context(no_file)?;
-    let bad = |e: PlanError| anyhow::anyhow!("--policy {}: {}", path.display(), with_nearest(&e.to_string()));
+    let text = files::read_text(path).with_context(no_file)?;
+    let bad = |e: PlanError| {
+        let what = files::instead(&text, Kind::Policy).unwrap_or_else(|| with_nearest(&e.to_string()));
+        anyhow::anyhow!("--policy {}: {what}", path.display())
+    };
     let policy = PolicyFile::parse(&text).map_err(bad)?;
     Ok((policy, BTreeMap::from([("policy".to_string(), digest(text.as_bytes()))])))
 }
 
 /// Reads and checks a plan file.
 pub(super) fn read_plan(path: &Path) -> Result<Plan> {
-    let text = std::fs::read_to_string(path)
+    let text = files::read_text(path)
         .with_context(|| format!("plan {} (a file that `argodrive plan --out` writes)", path.display()))?;
+    if let Some(other) = Plan::parse(&text).err().and_then(|_| files::instead(&text, Kind::Plan)) {
+        bail!("plan {}: not a valid plan: {other}", path.display());
+    }
     if !text.trim_start().starts_with('{') {
         bail!("plan {}: not a valid plan: it is no JSON object as `argodrive plan --out` writes", path.display());
     }
@@ -151,6 +158,7 @@ fn check_apart(heat: &Heat, judged: &Heat) -> Result<()> {
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
+    let working = Reading::planning("planning");
     let specs = spec::load(&args.drives)?;
     let (mut policy, mut inputs) = read_policy(&args.policy)?;
     policy.seed = args.seed.unwrap_or(policy.seed);
@@ -182,6 +190,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         PlanRequest { catalog: &catalog, drives: &drives, policy: &policy, heat: heat.as_ref(), set: &set, inputs };
     let planned = planner::plan_with(request)?;
     let held_out = judged.as_ref().map(|h| planner::judge(&planned.plan, &policy, &set, h)).transpose()?;
+    drop(working);
     write_atomic(&args.out, planned.plan.to_json()?.as_bytes())
         .with_context(|| format!("--out {}", args.out.display()))?;
     if specs.iter().any(|d| d.emulate.is_some() || !d.faults.is_empty()) {

@@ -1,6 +1,7 @@
 //! What people see of work that takes more than a moment: bars, lines with rate and time left. Everything goes to standard
 //! error and only if that is a terminal; nothing here changes what a command does or prints.
 
+use crate::layout::worked;
 use crate::store::import::Progress;
 use crate::trace::passed;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -166,24 +167,40 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// Shows from a thread of its own how much of the opened traces has been read, until it is dropped. For work that measures
-/// nothing: a thread beside a measurement would be part of it.
+/// Shows from a thread of its own how far some work is, until it is dropped. For work that measures nothing: a thread beside a
+/// measurement would be part of it.
 pub struct Reading(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Reading {
-    /// Begins to show what is read from now on.
+    /// Begins to show how much of the traces that are opened from now on has been read.
     pub fn start(what: &'static str) -> Self {
+        let before = passed::so_far();
+        Self::show(move |took| {
+            let (read, opened) = passed::so_far();
+            how_far(what, read - before.0, opened.saturating_sub(before.1), took)
+        })
+    }
+
+    /// Begins to show how much of the planning that is known to come has been done.
+    pub fn planning(what: &'static str) -> Self {
+        let before = worked::so_far();
+        Self::show(move |took| {
+            let (done, expected) = worked::so_far();
+            steps_far(what, done - before.0, expected.saturating_sub(before.1), took)
+        })
+    }
+
+    fn show(line: impl Fn(Duration) -> String + Send + 'static) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(None);
         }
         let (stop, stopped) = mpsc::channel();
-        let (began, before) = (Instant::now(), passed::so_far());
+        let began = Instant::now();
         let show = move || {
             let mut wait = PATIENCE;
             while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 wait = 2 * REDRAW;
-                let (read, opened) = passed::so_far();
-                status(&how_far(what, read - before.0, opened.saturating_sub(before.1), began.elapsed()));
+                status(&line(began.elapsed()));
             }
             status("");
         };
@@ -209,6 +226,17 @@ fn how_far(what: &str, read: u64, opened: u64, took: Duration) -> String {
     let rate = read as f64 / s.max(1e-3);
     let left = time((opened - read) as f64 / rate);
     format!("{what}: {} of {}  {}/s, {left} left", HumanBytes(read), HumanBytes(opened), HumanBytes(rate as u64))
+}
+
+/// `planning: 40 of 120 steps  10/s, 8 s left`; without a rest only how long it has taken.
+fn steps_far(what: &str, done: u64, expected: u64, took: Duration) -> String {
+    let s = took.as_secs_f64();
+    if done == 0 || done >= expected {
+        return format!("{what}: {}", time(s));
+    }
+    let rate = done as f64 / s.max(1e-3);
+    let left = time((expected - done) as f64 / rate);
+    format!("{what}: {done} of {expected} steps  {}, {left} left", pace(rate))
 }
 
 #[cfg(test)]
@@ -239,5 +267,8 @@ mod tests {
         let line = how_far("reading", 1 << 20, 4 << 20, Duration::from_secs(1));
         assert_eq!(line, "reading: 1.00 MiB of 4.00 MiB  1.00 MiB/s, 3 s left");
         assert_eq!(how_far("reading", 5, 5, Duration::from_secs(2)), "reading: 5 B read, 2 s");
+        let line = |done, expected| steps_far("planning", done, expected, Duration::from_secs(4));
+        assert_eq!(line(40, 120), "planning: 40 of 120 steps  10.0/s, 8 s left");
+        assert_eq!([line(0, 120), line(120, 120)], ["planning: 4 s", "planning: 4 s"]);
     }
 }

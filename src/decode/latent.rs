@@ -88,6 +88,11 @@ impl Latent {
         if let Kind::Spilled { block_rows, .. } = self.kind { block_rows } else { 0 }
     }
 
+    /// Most rows that were in memory at once.
+    pub(super) fn most_rows(&self) -> usize {
+        self.most
+    }
+
     /// Position of the first row in memory.
     pub(super) fn first(&self) -> usize {
         self.first

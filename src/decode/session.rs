@@ -118,6 +118,7 @@ pub struct KdaView<'a> {
 pub struct Session {
     runner: Runner,
     timeline: Timeline,
+    shape: CacheShape,
 }
 
 impl Session {
@@ -129,7 +130,24 @@ impl Session {
     /// The same with latent caches of this shape.
     pub fn shaped(decoder: Arc<Decoder>, options: SessionOptions, shape: CacheShape) -> Result<Self, DecodeError> {
         let timeline = Timeline::in_lane(&decoder.config, options.max_context, shape, 0)?;
-        Ok(Self { runner: Runner::new(decoder, options, shape)?, timeline })
+        Ok(Self { runner: Runner::new(decoder, options, shape)?, timeline, shape })
+    }
+
+    /// An empty text that can take this one's place. `lane` tells blocks of latent caches apart that are not in memory: every text of a
+    /// session has another one, and this one has 0.
+    pub fn another_text(&self, lane: usize) -> Result<Timeline, DecodeError> {
+        Timeline::in_lane(self.decoder().config(), self.max_context(), self.shape, lane)
+    }
+
+    /// Goes on with another text, and gives the one that was at work. For models without guesses from the text.
+    pub fn exchange(&mut self, text: &mut Timeline) {
+        self.timeline.exchange(text);
+        self.runner.forget_text();
+    }
+
+    /// Memory that the text takes.
+    pub fn text_bytes(&self) -> u64 {
+        self.timeline.held_bytes()
     }
 
     /// The model.

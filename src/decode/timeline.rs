@@ -69,6 +69,23 @@ impl Timeline {
         self.position
     }
 
+    /// Memory that it takes: states, the copies of a mark, and as many rows of caches as were ever filled.
+    pub fn held_bytes(&self) -> u64 {
+        let values = |kda: &KdaState| kda.s.len() + kda.conv.iter().map(Vec::len).sum::<usize>();
+        let copies = if self.mark.is_some() { 2 } else { 1 };
+        let of = |state: &State| match state {
+            State::Kda(kda) => copies * values(kda),
+            State::Mla(cache) => cache.most_rows() * self.cached,
+        };
+        self.states.iter().map(of).sum::<usize>() as u64 * size_of::<f32>() as u64
+    }
+
+    /// Changes places with another text. What rows on trial are held in stays: it is needed by one text at a time.
+    pub(super) fn exchange(&mut self, other: &mut Self) {
+        std::mem::swap(self, other);
+        std::mem::swap(&mut self.held, &mut other.held);
+    }
+
     /// Most tokens that it holds.
     pub fn max_context(&self) -> usize {
         self.max_context

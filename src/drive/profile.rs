@@ -9,6 +9,7 @@
 use super::device::identity_of;
 use super::spec::DriveSpec;
 use crate::bound::DriveRate;
+use crate::files::{self, Kind};
 use crate::sys::durable::write_atomic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -288,8 +289,11 @@ impl Profile {
             let reason = format!("{bytes} bytes are no profile");
             return Err(ProfileError::Format { path: path.into(), reason });
         }
-        let text = std::fs::read_to_string(path).map_err(io)?;
-        Self::parse(&text).map_err(|reason| ProfileError::Format { path: path.into(), reason })
+        let text = files::read_text(path).map_err(io)?;
+        Self::parse(&text).map_err(|reason| {
+            let reason = files::instead(&text, Kind::Profile).unwrap_or(reason);
+            ProfileError::Format { path: path.into(), reason }
+        })
     }
 
     /// Parses and checks the text of a profile.

@@ -4,10 +4,11 @@
 use super::emulated_link::{EmulatedLink, RawLink};
 use super::fault_rule::{FaultRule, MAX_RULES};
 use super::units::{parse_duration_ns, parse_rate};
+use crate::files::{self, Kind};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Most drives in one file (ids are bytes, plans hold 64).
@@ -190,10 +191,18 @@ pub fn parse(text: &str) -> Result<Vec<DriveSpec>, SpecError> {
 
 /// Reads a drives file. Relative paths in it are relative to its folder.
 pub fn load(path: &Path) -> Result<Vec<DriveSpec>, SpecError> {
-    let text = std::fs::read_to_string(path).map_err(|source| SpecError::Io { path: path.into(), source })?;
-    let mut drives = parse(&text).map_err(|e| match e {
-        SpecError::Syntax(reason) => SpecError::Syntax(format!("{}: {reason}", path.display())),
-        other => other,
+    let text = files::read_text(path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => {
+            let wanted = Kind::Drives.name();
+            SpecError::Inconsistent(format!("drives file {}: {source}; give {wanted}", path.display()))
+        }
+        _ => SpecError::Io { path: path.into(), source },
+    })?;
+    let mut drives = parse(&text).map_err(|e| match (files::instead(&text, Kind::Drives), e) {
+        (Some(other), _) => SpecError::Inconsistent(format!("drives file {}: {other}", path.display())),
+        (None, SpecError::Syntax(reason)) => SpecError::Syntax(format!("{}: {reason}", path.display())),
+        (None, SpecError::Inconsistent(what)) => SpecError::Inconsistent(format!("{}: {what}", path.display())),
+        (None, other) => other,
     })?;
     let base = path.parent().unwrap_or(Path::new(""));
     for drive in &mut drives {

@@ -15,6 +15,7 @@ use super::level::{LevelTable, Reads};
 use super::plan::PlanError;
 use super::search::{self, Layer};
 use super::training::{LayerTraining, Training};
+use super::worked;
 use crate::stats::SplitMix64;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -106,13 +107,20 @@ fn search_all(problem: &Problem<'_>, slots: Vec<usize>) -> Result<Masks, PlanErr
     let mut room = slots;
     let masks = one_copy_each(problem, &mut room);
     let (_, moves, rounds) = problem.effort.work();
+    // barriers are drawn in every round, copies traded in all but the first; moves are steps of their own
+    worked::expect(masks.len() * (rounds * (1 + moves) + (rounds - 1)));
     let mut states = start_states(problem, &table, masks, 0);
+    worked::done(states.len());
     add_copies(&mut states, &mut room, problem.extra_copies);
     for round in 0..rounds {
         if round > 0 {
             let training = &problem.training.layers;
-            side_by_side(&mut states, |rank, state| redraw(problem, &training[rank], rank, round, &mut **state));
+            side_by_side(&mut states, |rank, state| {
+                redraw(problem, &training[rank], rank, round, &mut **state);
+                worked::done(1);
+            });
             trade(&mut states, &mut room);
+            worked::done(states.len());
         }
         // Each layer may use its part of the room that is left, so that layers need not wait for each other.
         let layers = states.len();
@@ -123,6 +131,7 @@ fn search_all(problem: &Problem<'_>, slots: Vec<usize>) -> Result<Masks, PlanErr
         side_by_side(&mut work, |rank, (state, part)| {
             let mut rng = SplitMix64::new(mix(problem.seed, rank, round, 1));
             state.improve(moves * state.homes().len(), part, &mut rng);
+            worked::done(moves);
         });
         room = (0..room.len()).map(|d| parts.iter().map(|p| p[d]).sum()).collect();
     }

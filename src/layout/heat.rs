@@ -128,7 +128,7 @@ impl Heat {
         struct Version {
             version: u32,
         }
-        let syntax = |e: serde_json::Error| PlanError::Syntax(format!("heat: {e}"));
+        let syntax = |e: serde_json::Error| PlanError::Inconsistent(format!("not a valid heat profile: {e}"));
         let Version { version } = serde_json::from_str(text).map_err(syntax)?;
         if version > HEAT_VERSION {
             return Err(PlanError::Inconsistent(format!(

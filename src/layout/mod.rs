@@ -14,3 +14,4 @@ mod routes_counts;
 mod search;
 mod simple;
 pub mod training;
+pub mod worked;

@@ -6,6 +6,7 @@ use super::level::{LevelTable, Reads};
 use super::plan::{MAX_DRIVES, Plan, PlanError, Prediction};
 use super::planner::layout_of;
 use super::training::{LayerTraining, Rows, Training};
+use super::worked;
 use crate::ids::{ExpertId, LayerId};
 use crate::stats::SplitMix64;
 
@@ -140,12 +141,14 @@ fn cost(
         Reads::Whole => LevelTable::new(set, Reads::Whole, plan.expert_bytes, training.widest)?,
     };
     let layout = layout_of(plan);
+    worked::expect(training.layers.len());
     let time = |table: &LevelTable, rank: usize, layer: LayerId, row: &[u16]| match &layout {
         Layout::Homes(masks) => f64::from(table.barrier_ns(row.iter().map(|&e| masks[rank][usize::from(e)]))),
         Layout::Stripes => striped_ns(set, plan, layer, row),
     };
     let one = |(rank, (layer, training)): (usize, (&LayerId, &LayerTraining))| {
         let (rows, weights) = rows(rank, training);
+        worked::done(1);
         let sum: f64 = weights.iter().sum();
         let mean = |of: &dyn Fn(&[u16]) -> f64| {
             if sum == 0.0 { 0.0 } else { rows.iter().zip(&weights).map(|(r, w)| of(r) * w).sum::<f64>() / sum }

@@ -5,6 +5,7 @@
 
 use super::heat::{Heat, LayerHeat};
 use super::plan::PlanError;
+use super::worked;
 use crate::ids::LayerId;
 use crate::stats::SplitMix64;
 use serde::{Deserialize, Serialize};
@@ -123,10 +124,12 @@ impl Training {
         let unknown = layers.iter().zip(&merged).filter(|(_, m)| m.is_none()).map(|(&l, _)| l).collect();
         let merged: Vec<LayerHeat> = merged.into_iter().map(|m| m.unwrap_or_else(|| even(usual))).collect();
         let held = Held::new(&merged, cache);
+        worked::expect(merged.len());
         let layers = merged
             .iter()
             .enumerate()
             .map(|(rank, heat)| {
+                worked::done(1);
                 let mut rng = SplitMix64::new(seed ^ (rank as u64) << 32 ^ 0x726f_7773);
                 layer_training(rank, heat, &held, &mut rng)
                     .map_err(|r| PlanError::Inconsistent(format!("layer {}: {r}", layers[rank].0)))

@@ -66,8 +66,20 @@ impl Model {
         clock: Clock,
         limit: KvLimit,
     ) -> Result<Session, OpenError> {
+        self.session_of_texts(1, (max_context, max_rows), (prefetch, clock), limit)
+    }
+
+    /// The same for `texts` texts that take turns and whose caches are together held to `limit`: those of
+    /// [`Session::another_text`] have the lanes below that number.
+    pub fn session_of_texts(
+        &self,
+        texts: usize,
+        (max_context, max_rows): (usize, usize),
+        (prefetch, clock): (PrefetchPolicy, Clock),
+        limit: KvLimit,
+    ) -> Result<Session, OpenError> {
         let options = self.session_options(max_context, max_rows, prefetch, clock);
-        let shape = self.kv_shape(limit, 1, options.max_context)?;
+        let shape = self.kv_shape(limit, texts, options.max_context)?;
         Ok(Session::shaped(Arc::clone(&self.decoder), options, shape)?)
     }
 

@@ -2,7 +2,7 @@
 //! closed since the last look. Neither allocates inside the lock, so looking disturbs no barrier.
 
 use super::counters::{DriveCounters, ReaderHandle};
-use crate::trace::events::BarrierRecord;
+use crate::trace::events::{BarrierRecord, ReadEvent};
 
 /// Numbers of one drive since its reader was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,5 +44,17 @@ impl ReaderHandle {
         let Some(trace) = &mut ledger.trace else { return 0 };
         trace.drain_barriers(see);
         trace.lost_barriers()
+    }
+
+    /// Puts the reads that were kept since the last call into `out`, in the order in which they ended; returns how many have not
+    /// fitted so far. None where none are kept (`trace_reads`); `out` should have room for as many.
+    pub fn take_reads(&self, out: &mut Vec<ReadEvent>) -> u64 {
+        let mut ledger = self.lock();
+        let Some(trace) = &mut ledger.trace else {
+            out.clear();
+            return 0;
+        };
+        trace.exchange_reads(out);
+        trace.lost_reads()
     }
 }

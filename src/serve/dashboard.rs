@@ -40,8 +40,13 @@ pub fn since_of(query: Option<&str>) -> u64 {
     pairs.filter_map(|p| p.strip_prefix("since=")).find_map(|n| n.parse().ok()).unwrap_or(0)
 }
 
-/// What happened in the windows after number `since`, and how things stand.
-pub fn live(shared: &Shared, since: u64) -> Value {
+/// Whether a query asks for windows of 10 ms too.
+pub fn wants_fine(query: Option<&str>) -> bool {
+    query.unwrap_or_default().split('&').any(|p| p == "fine=1")
+}
+
+/// What happened in the windows after number `since`, and how things stand; with `fine` also by windows of 10 ms.
+pub fn live(shared: &Shared, since: u64, fine: bool) -> Value {
     let (windows, barriers) = shared.live.shown(since);
     let degraded = shared.live.degraded();
     let drive = |d: &super::live::DriveName| json!({"name": d.name, "emulated": d.emulated, "degraded": degraded.contains(&d.name.as_str())});
@@ -57,6 +62,7 @@ pub fn live(shared: &Shared, since: u64) -> Value {
             "closing": shared.queue.is_closed(),
         },
         "tokens": shared.metrics.tokens(), "drives": drives, "windows": windows, "barriers": barriers,
+        "fine": fine.then(|| shared.live.fine()),
     })
 }
 

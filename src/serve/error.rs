@@ -95,9 +95,9 @@ impl ApiError {
         Self { code: Some("unsupported_media_type"), ..Self::new(status, "invalid_request_error", message) }
     }
 
-    /// The body did not come in time.
-    pub fn body_timeout() -> Self {
-        let message = "the body did not come in time";
+    /// A part of the request did not come in time.
+    pub fn late(part: &str) -> Self {
+        let message = format!("the request's {part} did not come in time (--request-timeout)");
         Self {
             code: Some("request_timeout"),
             ..Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
@@ -115,6 +115,16 @@ impl ApiError {
         }
     }
 
+    /// As many connections are open as may be.
+    pub fn too_many_connections(most: usize, retry_after_s: u64) -> Self {
+        let message = format!("{most} connections are open, as many as may be (--max-connections); try again later");
+        Self {
+            code: Some("too_many_connections"),
+            retry_after_s: Some(retry_after_s),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        }
+    }
+
     /// The server is ending.
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down";
@@ -124,6 +134,17 @@ impl ApiError {
     /// Generating failed.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// A reply as it goes over a connection that nothing else is sent on and that ends with it.
+    pub fn whole_reply(&self) -> Vec<u8> {
+        let body = self.json().to_string();
+        let retry = self.retry_after_s.map_or(String::new(), |s| format!("retry-after: {s}\r\n"));
+        let (status, len) = (self.status, body.len());
+        format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n{retry}connection: close\r\n\r\n{body}"
+        )
+        .into_bytes()
     }
 
     /// The object of the API.

@@ -1,10 +1,12 @@
-//! What drives and barriers do while a server runs, looked at every 100 ms: histograms for metrics, and the last minute for a page.
+//! What drives and barriers do while a server runs, looked at every 100 ms: histograms for metrics, the last minute for a page, and the
+//! last seconds from each read.
 //! Numbers are those of the reader that does the work; nothing is estimated.
 
+use super::fine::{Fine, FineShown};
 use super::histogram::{Buckets, WAIT_BUCKETS_NS};
 use crate::clock::Clock;
 use crate::reader::{DriveNow, ReaderCounters, ReaderHandle};
-use crate::trace::events::BarrierRecord;
+use crate::trace::events::{BarrierRecord, ReadEvent};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,6 +16,8 @@ use std::time::Duration;
 pub const TICK: Duration = Duration::from_millis(100);
 /// Barriers that the reader keeps between two looks; more in 100 ms would be lost, and counted.
 pub const BARRIERS_BETWEEN: usize = 8192;
+/// The same for reads.
+pub const READS_BETWEEN: usize = 8192;
 /// Windows and barriers that are kept to be shown.
 const WINDOWS: usize = 600;
 const BARRIERS: usize = 200;
@@ -32,7 +36,7 @@ pub struct DriveName {
 pub struct Window {
     /// Counts looks from 1.
     pub seq: u64,
-    /// When it ended, in milliseconds since the server began.
+    /// When it ended, in milliseconds of the run's clock.
     pub t_ms: u64,
     /// How long it was, in milliseconds.
     pub span_ms: f64,
@@ -96,6 +100,10 @@ struct State {
     seq: u64,
     /// Since the last window.
     since: Since,
+    fine: Fine,
+    /// Reads on their way from the reader, and those that did not fit so far.
+    reads: Vec<ReadEvent>,
+    lost_reads: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -118,8 +126,8 @@ fn ms(ns: u64) -> f64 {
 }
 
 impl Live {
-    /// Looks at what `handle` says; `None` = nothing streams.
-    pub fn new(handle: Option<ReaderHandle>) -> Self {
+    /// Looks at what `handle` says, whose times are of `clock`; `None` = nothing streams.
+    pub fn new(handle: Option<ReaderHandle>, clock: Clock) -> Self {
         let named = |d: &crate::trace::log::TraceDrive| DriveName { name: d.name.clone(), emulated: d.emulated };
         let drives: Vec<DriveName> = handle.iter().flat_map(|h| h.drives().iter().map(named)).collect();
         let buckets = || Buckets::new(&WAIT_BUCKETS_NS);
@@ -133,8 +141,11 @@ impl Live {
             at_ns: 0,
             seq: 0,
             since: Since { last: vec![0; drives.len()], ..Since::default() },
+            fine: Fine::new(drives.len()),
+            reads: Vec::with_capacity(if handle.is_some() { READS_BETWEEN } else { 0 }),
+            lost_reads: 0,
         };
-        Self { handle, drives, clock: Clock::start(), state: Mutex::new(state) }
+        Self { handle, drives, clock, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -181,11 +192,23 @@ impl Live {
         });
     }
 
+    /// Takes in the reads that have ended. The reader is held up for two vectors to change places, whatever is in them.
+    fn take_reads(&self, state: &mut State, now_ns: u64) {
+        let State { fine, reads, lost_reads, .. } = state;
+        if let Some(handle) = &self.handle {
+            *lost_reads = handle.take_reads(reads);
+        }
+        reads.iter().for_each(|read| fine.add(read));
+        reads.clear();
+        fine.advance(now_ns);
+    }
+
     /// Ends a window; `tokens` have been generated so far.
     pub fn tick(&self, tokens: u64) {
         let mut state = self.lock();
         let now_ns = self.clock.now_ns();
         self.take_barriers(&mut state);
+        self.take_reads(&mut state, now_ns);
         let State { windows, before, now, tokens_before, at_ns, seq, since, .. } = &mut *state;
         if let Some(handle) = &self.handle {
             handle.drives_now(now);
@@ -229,6 +252,12 @@ impl Live {
             handle.drives_now(&mut now);
         }
         self.drives.iter().zip(&now).filter(|(_, d)| d.degraded).map(|(d, _)| d.name.as_str()).collect()
+    }
+
+    /// Windows of 10 ms.
+    pub fn fine(&self) -> FineShown {
+        let state = self.lock();
+        state.fine.shown(state.lost_reads)
     }
 
     /// Windows after number `since`, and the latest barriers.

@@ -1,7 +1,9 @@
 //! What the server did, counted where it happens, and the page that Prometheus reads.
 
+use super::connections::Late;
 use super::histogram::{Buckets, Page, REPLY_BUCKETS_NS, WAIT_BUCKETS_NS};
 use super::{Shared, live::BarrierFigures};
+use crate::bench::turns::KeptTexts;
 use crate::reader::ReaderCounters;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,7 @@ pub struct Metrics {
     completion: AtomicU64,
     cancelled: AtomicU64,
     failed: AtomicU64,
+    kept: Mutex<KeptTexts>,
 }
 
 fn add(counter: &AtomicU64, n: usize) {
@@ -34,6 +37,7 @@ impl Default for Metrics {
             completion: AtomicU64::new(0),
             cancelled: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            kept: Mutex::default(),
         }
     }
 }
@@ -69,6 +73,11 @@ impl Metrics {
     /// A text could not be generated.
     pub fn failed(&self) {
         add(&self.failed, 1);
+    }
+
+    /// These texts are kept now.
+    pub fn kept(&self, texts: KeptTexts) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = texts;
     }
 
     /// Tokens generated so far.
@@ -110,13 +119,35 @@ pub fn page(shared: &Shared) -> String {
     page.sample("argodrive_info", &[("version", version), ("model", &shared.name), ("model_id", id)], 1);
     shared.metrics.counters(&mut page);
     let (waiting, running) = shared.queue.depth();
+    let kept = *shared.metrics.kept.lock().unwrap_or_else(PoisonError::into_inner);
     for (name, help, value) in [
         ("argodrive_queue_waiting", "Requests that wait.", waiting as u64),
         ("argodrive_queue_capacity", "Requests that may wait.", shared.queue.capacity() as u64),
         ("argodrive_generating", "1 while a text is generated.", u64::from(running)),
+        ("argodrive_sessions_kept", "Texts that can be gone on with.", kept.texts as u64),
+        ("argodrive_sessions_limit", "Texts that may be kept.", shared.sessions as u64),
+        ("argodrive_sessions_bytes", "Memory of the texts that are kept.", kept.bytes),
+        ("argodrive_connections_open", "Connections that are open.", shared.connections.open() as u64),
+        ("argodrive_connections_limit", "Connections that may be.", shared.connections.limits().most as u64),
     ] {
         page.metric(name, "gauge", help);
         page.sample(name, &[], value);
+    }
+    for (name, help, value) in [
+        ("argodrive_sessions_evicted_total", "Texts given up for others.", kept.evicted),
+        (
+            "argodrive_connections_refused_total",
+            "Connections turned away because as many were open as may be.",
+            shared.connections.refused(),
+        ),
+    ] {
+        page.metric(name, "counter", help);
+        page.sample(name, &[], value);
+    }
+    let name = "argodrive_clients_too_slow_total";
+    page.metric(name, "counter", "Clients cut off, by what they were too slow with.");
+    for late in Late::ALL {
+        page.sample(name, &[("with", late.name())], shared.connections.late(late));
     }
     if let Some(counters) = shared.live.counters() {
         barriers(&mut page, &shared.live.barriers(), &counters);

@@ -2,9 +2,11 @@
 //! with metrics and a page for people beside it. One thread decodes, one text after the other; another one, with an event loop, talks to clients. They
 //! meet in a bounded queue and in a mailbox for each reply. Builds no session itself and prints nothing.
 
+pub mod connections;
 pub mod dashboard;
 pub mod error;
 pub mod fields;
+pub mod fine;
 pub mod guard;
 pub mod histogram;
 pub mod live;
@@ -23,6 +25,7 @@ use crate::drive::spec::DriveSpec;
 use crate::layout::plan::Plan;
 use crate::model::chat::{ChatError, ChatTemplate};
 use crate::open::Model;
+use connections::{Caller, Connections, Gate, Limits};
 use live::Live;
 use metrics::Metrics;
 use queue::Queue;
@@ -82,8 +85,12 @@ pub struct ServeOptions {
     pub no_key_needed: bool,
     /// Requests that may wait while one is at work.
     pub queue: usize,
+    /// Texts that are kept to be gone on with.
+    pub sessions: usize,
     /// Most bytes of a request's body.
     pub max_body: usize,
+    /// Bounds of connections.
+    pub connections: Limits,
     /// How long a text may go on after the server was told to end.
     pub drain: Duration,
     /// The model's name for clients.
@@ -108,6 +115,7 @@ pub struct Shared {
     template: Option<ChatTemplate>,
     config: RunConfig,
     queue: Queue,
+    connections: Arc<Connections>,
     metrics: Metrics,
     live: Live,
     key: Option<Vec<u8>>,
@@ -116,6 +124,7 @@ pub struct Shared {
     name: String,
     seed: Option<u64>,
     results: PathBuf,
+    sessions: usize,
     created: u64,
     fingerprint: String,
     replies: AtomicU64,
@@ -148,14 +157,14 @@ pub fn serve(
     streamed: Option<&(Plan, Vec<DriveSpec>)>,
     told: Told<'_>,
 ) -> Result<(), ServeError> {
-    config.reader.trace_barriers = live::BARRIERS_BETWEEN;
+    (config.reader.trace_barriers, config.reader.trace_reads) = (live::BARRIERS_BETWEEN, live::READS_BETWEEN);
     let template = match model.chat() {
         Ok(template) => Some(template),
         Err(ChatError::NoTemplate { .. }) => None,
         Err(e) => return Err(e.into()),
     };
     let draft = draft_of(model, &config)?;
-    let mut turns = Turns::open(model, &config, draft.as_ref(), streamed)?;
+    let mut turns = Turns::open(model, &config, draft.as_ref(), streamed, options.sessions)?;
     let address = listener.local_addr().map_err(ServeError::Loop)?;
     let isa = model.decoder.isa();
     let shared = Arc::new(Shared {
@@ -163,14 +172,16 @@ pub fn serve(
         template,
         config: config.clone(),
         queue: Queue::new(options.queue),
+        connections: Arc::new(Connections::new(options.connections)),
         metrics: Metrics::default(),
-        live: Live::new(turns.handle()),
+        live: Live::new(turns.handle(), turns.clock()),
         key: options.key,
         loopback: address.ip().is_loopback(),
         max_body: options.max_body,
         name: options.name,
         seed: options.seed,
         results: options.results,
+        sessions: options.sessions,
         created: std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
         fingerprint: format!("fp_{:.16}_{isa}", model.manifest.model_id),
         replies: AtomicU64::new(0),
@@ -232,7 +243,9 @@ fn talk(listener: TcpListener, shared: &Arc<Shared>, drain: Duration) -> io::Res
         let graceful = async move {
             let _ = closing.wait_for(|closing| *closing).await;
         };
-        let served = axum::serve(listener, routes::router(Arc::clone(shared))).with_graceful_shutdown(graceful);
+        let gate = Gate::new(listener, Arc::clone(&shared.connections));
+        let service = routes::router(Arc::clone(shared)).into_make_service_with_connect_info::<Caller>();
+        let served = axum::serve(gate, service).with_graceful_shutdown(graceful);
         match futures_util::future::select(Box::pin(served.into_future()), Box::pin(bounded)).await {
             futures_util::future::Either::Left((served, _)) => served,
             futures_util::future::Either::Right(_) => Ok(()),

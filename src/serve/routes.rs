@@ -1,5 +1,6 @@
 //! Routes of the server: from a request to a place in the queue, and from a mailbox to a reply or a stream.
 
+use super::connections::{Caller, Late};
 use super::error::ApiError;
 use super::guard::{check_host, check_key};
 use super::mailbox::{Mailbox, News};
@@ -11,7 +12,7 @@ use crate::bench::turns::longest_prompt;
 use crate::model::reply::ReplyReader;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -35,8 +36,6 @@ impl IntoResponse for Json {
     }
 }
 
-/// Longest wait for a request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without text after which a stream says that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
@@ -82,6 +81,7 @@ fn route_of(path: &str) -> &'static str {
 /// What every request passes.
 async fn guarded(State(shared): App, request: Request, next: Next) -> Response {
     let route = route_of(request.uri().path());
+    let serving = request.extensions().get::<ConnectInfo<Caller>>().map(|caller| caller.0.serving());
     // anybody may ask whether the server is up, and may have the page, which has no numbers in it
     let open = route == "/health" || route == "/";
     let host = if shared.loopback { check_host(request.headers()) } else { Ok(()) };
@@ -92,7 +92,13 @@ async fn guarded(State(shared): App, request: Request, next: Next) -> Response {
     };
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     shared.metrics.request(route, response.status().as_u16());
-    response
+    if shared.connections.limits().keep_alive.is_zero() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    match serving {
+        Some(serving) => serving.until_sent(response),
+        None => response,
+    }
 }
 
 async fn health(State(shared): App) -> Response {
@@ -112,7 +118,8 @@ async fn metrics_page(State(shared): App) -> Response {
 }
 
 async fn live(State(shared): App, request: Request) -> Json {
-    Json(dashboard::live(&shared, dashboard::since_of(request.uri().query())))
+    let query = request.uri().query();
+    Json(dashboard::live(&shared, dashboard::since_of(query), dashboard::wants_fine(query)))
 }
 
 async fn runs(State(shared): App) -> Result<Json, ApiError> {
@@ -145,8 +152,12 @@ async fn body_of(shared: &Shared, request: Request) -> Result<Bytes, ApiError> {
     if !kind.eq_ignore_ascii_case("application/json") {
         return Err(ApiError::content_type());
     }
-    match tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
-        Err(_) => Err(ApiError::body_timeout()),
+    let limit = shared.connections.limits().request;
+    match tokio::time::timeout(limit, Bytes::from_request(request, &())).await {
+        Err(_) => {
+            shared.connections.note(Late::Body);
+            Err(ApiError::late("body"))
+        }
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(e)) if e.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(ApiError::body_too_large(shared.max_body)),
         Ok(Err(e)) => Err(ApiError::request(e.body_text())),

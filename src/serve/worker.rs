@@ -24,7 +24,9 @@ pub fn work(
     while let Some(job) = queue.next() {
         let mailbox = job.mailbox.clone();
         mailbox.start();
-        match one(turns, tokenizer, metrics, job) {
+        let done = one(turns, tokenizer, metrics, job);
+        metrics.kept(turns.kept());
+        match done {
             Ok(end) => mailbox.end(Ok(end)),
             Err(Failure::Refused(error)) => mailbox.end(Err(error)),
             Err(Failure::Gone) => mailbox.end(Err(ApiError::shutting_down())),

@@ -27,9 +27,12 @@ impl StoreManifest {
                 format!(
                     "import was not finished; run `argodrive import <checkpoint> --store {store}` again, it goes on where it stopped"
                 )
+            } else if folder.is_file() {
+                "this is a file; give the folder of a store, which holds store.json".into()
             } else {
                 "no such file: this folder is not a store; make one with `argodrive import <checkpoint> --store <folder>`".into()
             };
+            let path = if folder.is_file() { folder.to_path_buf() } else { path };
             return Err(ManifestError::Inconsistent { path, reason });
         }
         let manifest: Self = read(&path, STORE_VERSION)?;

@@ -40,11 +40,19 @@ pub fn available_memory() -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Memory of this process that no file holds, as the kernel counts it; `None` where it does not.
+pub fn own_memory() -> Option<u64> {
+    status_bytes("RssAnon:")
+}
+
 /// Bytes that this process has locked in memory, as the kernel reports them; `None` where it does not.
 pub fn locked_bytes() -> Option<u64> {
+    status_bytes("VmLck:")
+}
+
+fn status_bytes(key: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib: u64 =
-        status.lines().find_map(|l| l.strip_prefix("VmLck:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let kib: u64 = status.lines().find_map(|l| l.strip_prefix(key))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
 

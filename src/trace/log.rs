@@ -94,6 +94,19 @@ impl TraceBuffer {
         self.barriers.clear();
     }
 
+    /// Gives the reads and takes `empty` in their place, so that there is room for as many again. Where `empty` has as much
+    /// capacity, nothing is copied and nothing allocated.
+    pub fn exchange_reads(&mut self, empty: &mut Vec<ReadEvent>) {
+        empty.clear();
+        empty.reserve(self.capacity.reads);
+        std::mem::swap(&mut self.reads, empty);
+    }
+
+    /// Reads that did not fit.
+    pub fn lost_reads(&self) -> u64 {
+        self.lost_reads
+    }
+
     /// Barriers that did not fit.
     pub fn lost_barriers(&self) -> u64 {
         self.lost_barriers
@@ -161,7 +174,7 @@ pub fn read_header(folder: &Path) -> Result<TraceHeader, TraceError> {
     let syntax = |reason: String| TraceError::Syntax { path: path.clone(), reason };
     let len = match std::fs::metadata(&path) {
         Ok(m) => m.len(),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Err(syntax(format!("{e}; a trace is a folder that `decode --trace <folder>` writes")));
         }
         Err(e) => return Err(io(e)),
@@ -323,6 +336,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let message = write(dir.path(), &TraceHeader::new(drives()), &buffer).unwrap_err().to_string();
         assert!(message.contains("5 reads and 1 barriers"), "{message}");
+        // whoever takes the reads makes room for as many again, in the vector that it brings
+        let mut taken = Vec::with_capacity(2);
+        let place = taken.as_ptr();
+        buffer.exchange_reads(&mut taken);
+        assert_eq!((taken.len(), buffer.reads().len(), buffer.reads.as_ptr()), (2, 0, place));
+        buffer.push_read(read(7));
+        assert_eq!((buffer.reads().len(), buffer.lost_reads()), (1, 5));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 

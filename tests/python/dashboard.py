@@ -75,7 +75,16 @@ try:
     Select(by("#span")).select_by_visible_text("100 ms")
     points = all_of("#chart polyline", "e.getAttribute('points')")
     assert len(points) == 2 and all(len(p.split()) > 3 for p in points), points
+    Select(by("#span")).select_by_visible_text("10 ms")
+    many = "document.querySelector('#chart polyline').getAttribute('points').split(' ').length > 300"
+    wait.until(lambda _: browser.execute_script(f"return {many}"))
+    assert text("#length") == "last 5 s" and "spread over the time" in text("#fine"), text("#fine")
+    assert "missing" not in text("#fine"), text("#fine")
+    peaks = all_of("#drives tbody tr", "e.cells[2].innerText")
+    assert all("MB/s" in p for p in peaks), peaks
+    browser.save_screenshot(f"{pictures}/dashboard-fine.png")
     Select(by("#span")).select_by_visible_text("1 s")
+    wait.until(lambda _: text("#length") == "last minute")
     assert "experts" in text("#barrier")
     browser.save_screenshot(f"{pictures}/dashboard-live.png")
     worker.join()

@@ -59,6 +59,14 @@ impl Server {
         unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGKILL) };
     }
 
+    /// Sends these bytes and leaves the connection open.
+    pub fn raw(&self, bytes: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(self.addr).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    }
+
     /// Sends a request and leaves the connection open.
     pub fn send(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.addr).unwrap();
@@ -158,10 +166,27 @@ pub fn wait_for_text(stream: &TcpStream) {
     }
 }
 
-/// Reads a reply to its end.
-pub fn read_reply(mut stream: TcpStream) -> Reply {
+/// Reads until the server ends the connection.
+pub fn read_all(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// The first reply, of a length that its head gives, and how many bytes follow it.
+pub fn split_reply(bytes: &[u8]) -> (Reply, usize) {
+    let reply = reply_of(bytes);
+    let head_end = bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+    let len: usize = reply.header("content-length").unwrap().parse().unwrap();
+    (reply_of(&bytes[..head_end + len]), bytes.len() - head_end - len)
+}
+
+/// Reads a reply to its end.
+pub fn read_reply(stream: TcpStream) -> Reply {
+    reply_of(&read_all(stream))
+}
+
+fn reply_of(bytes: &[u8]) -> Reply {
     let head_end = bytes.windows(4).position(|w| w == b"\r\n\r\n").expect("a head");
     let head = String::from_utf8(bytes[..head_end].to_vec()).unwrap();
     let mut lines = head.lines();

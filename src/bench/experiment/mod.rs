@@ -37,6 +37,7 @@ use super::campaign::design::Design;
 use super::campaign::file::{Expect, find_arm};
 use super::campaign::prompts::{Prompt, check_apart, load};
 use super::config::{Asked, RunConfig, collect_given, nearest, with_nearest};
+use crate::files::{self, Kind};
 use crate::knob::Knob;
 use crate::layout::heat::Heat;
 use crate::stats::compare::Outcome;
@@ -108,7 +109,7 @@ fn read_text(path: &Path) -> Result<String, CampaignError> {
     if bytes > MAX_FILE_BYTES {
         return no(format!("{}: {bytes} bytes; at most {MAX_FILE_BYTES} are read", path.display()));
     }
-    std::fs::read_to_string(path).map_err(fault)
+    files::read_text(path).map_err(fault)
 }
 
 /// `path` as seen from `base`, without steps back that can be taken out.
@@ -144,7 +145,10 @@ impl Experiment {
     }
 
     fn parse(text: &str, path: &Path) -> Result<Self, CampaignError> {
-        let raw: Raw = toml::from_str(text).map_err(|e| CampaignError::Option(with_nearest(&e.to_string())))?;
+        let raw: Raw = toml::from_str(text).map_err(|e| {
+            let other = files::instead(text, Kind::Experiment);
+            CampaignError::Option(other.unwrap_or_else(|| with_nearest(&e.to_string())))
+        })?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let RawExperiment { hypothesis, name, pairs, floor_pairs, stop, seed, prompts, heat_prompts } = raw.experiment;
         let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();

@@ -179,6 +179,9 @@ pub(super) fn read(dir: &Path, lenient: bool) -> Result<Catalogue> {
         );
     }
     let all = Catalogue::read(dir);
+    if let (true, true, Some(fault)) = (dir.is_file(), all.rows.is_empty(), all.faults.first()) {
+        bail!("{}; give a results folder, or one record", fault.reason);
+    }
     if let (Some(first), false) = (all.other_versions().next(), lenient) {
         let more = all.other_versions().count() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };

@@ -3,9 +3,9 @@
 use super::super::campaign::draw;
 use super::super::{ladder, print, print_json};
 use crate::bench::campaign::evaluate::evaluate;
-use crate::bench::campaign::file::CampaignFile;
+use crate::bench::campaign::file::{CAMPAIGN_FILE, CampaignFile};
 use crate::bench::ladder::{LADDER_FILE, LadderRecord};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,6 +26,12 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.folder.join(LADDER_FILE).exists() {
         return plot_ladder(&args);
+    }
+    if !args.folder.join(CAMPAIGN_FILE).exists() {
+        let folder = args.folder.display();
+        bail!(
+            "{folder}: neither {CAMPAIGN_FILE} nor {LADDER_FILE} is in it; give the folder of one ladder, `ab` or experiment"
+        );
     }
     let file = CampaignFile::load(&args.folder)?;
     let runs = file.runs(&args.folder)?;

@@ -63,6 +63,7 @@ impl Layout {
             "bytes",
         ];
         if let Some(unknown) = names.iter().find(|n| !KNOWN.contains(&n.as_str())) {
+            let unknown: String = unknown.chars().take(40).flat_map(char::escape_debug).collect();
             return Err(format!("unknown column `{unknown}`; known are {}", KNOWN.join(", ")));
         }
         if let Some(twice) = names.iter().enumerate().find(|(i, n)| names[..*i].contains(n)) {
