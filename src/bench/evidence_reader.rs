@@ -150,6 +150,10 @@ pub(super) fn split(case: &Case<'_>, dispatch: DispatchPolicy) -> Judged {
             seen.push_str(": no cut was worth it, or there was one home each");
             Verdict::Unverified
         }
+        (true, _) if c.barriers_split == 0 && c.failovers > 0 => {
+            seen.push_str(": reads moved, so that parts came from one drive in the end");
+            Verdict::Unverified
+        }
         (true, _) if c.barriers_split == 0 => Verdict::Contradicted,
         (true, _) | (false, 0) => Verdict::Proved,
         (false, _) => Verdict::Contradicted,
