@@ -4,8 +4,9 @@
 
 mod prepared;
 
+use argodrive::drive::spec::Emulation;
 use assert_cmd::Command;
-use prepared::{Drives, argodrive, folder, has, ids, json_of, mini_store, policy, refused, tiny_store};
+use prepared::{Drives, argodrive, folder, has, ids, json_of, mini_store, outcome, policy, refused, tiny_store};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +61,17 @@ fn a_decode_becomes_heat_then_a_plan_then_the_same_tokens() {
         ids(&json_of(command.arg(mini_store()).args(more))["token_ids"])
     };
     assert_eq!(decode(&["--plan", out.to_str().unwrap()]), decode(&["--resident"]));
+}
+
+#[test]
+fn a_plan_says_that_emulation_is_no_part_of_it() {
+    for emulated in [false, true] {
+        let drives =
+            Drives::new(1, emulated.then(|| Emulation { rate_bytes_per_s: 50_000_000, ..Emulation::default() }));
+        let (code, _, said) =
+            outcome(&mut plan(tiny_store(), &drives, &policy("round-robin"), &drives.dir.path().join("p.json")));
+        assert_eq!((code, said.contains("emulation and faults is no part of a plan")), (0, emulated), "{said}");
+    }
 }
 
 #[test]

@@ -233,10 +233,11 @@ impl<'m> Turns<'m> {
     /// A sentence that says what would fit.
     pub fn check(&mut self, text: Text<'_>) -> Result<(), String> {
         check_prompt(self.model, self.config, text.prompt.len())?;
-        self.turn_to(text.prompt).map_err(|e| e.to_string())?;
-        let config = RunConfig { max_new: text.max_new, ..self.config.clone() };
+        let (model, config) = (self.model, RunConfig { max_new: text.max_new, ..self.config.clone() });
         let taken = own_memory().unwrap_or(0).saturating_sub(self.before.unwrap_or(0));
-        let fits = |kept| fits::check_turn(self.model, &config, text.prompt.len(), (taken, kept));
+        let fits = |kept| fits::check_turn(model, &config, text.prompt.len(), (taken, kept));
+        fits(0)?; // one that does not fit even alone costs nobody their place
+        self.turn_to(text.prompt).map_err(|e| e.to_string())?;
         let mut kept: u64 = self.aside.iter().map(|a| a.timeline.held_bytes()).sum();
         let Err(said) = fits(kept) else { return Ok(()) };
         let mut order: Vec<usize> = (0..self.aside.len()).collect();
